@@ -1,0 +1,31 @@
+"""The `envhive` command."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from envhive import __version__
+from envhive.cli.serve import serve
+from envhive.errors import ConfigurationError
+
+
+class _Group(click.Group):
+    """Bad configuration is one line on stderr and exit code 2, never a traceback."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ConfigurationError as error:
+            click.echo(f"envhive: {error}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="envhive")
+def main() -> None:
+    """EnvHive serves reinforcement-learning environments to training runs."""
+
+
+main.add_command(serve)

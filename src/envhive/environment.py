@@ -1,0 +1,102 @@
+"""The contract an author implements: a class with `reset`, `step` and `state`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, TypeVar
+
+from envhive.types import Action, EnvironmentMetadata, Observation, State
+
+ActT = TypeVar("ActT", bound=Action)
+ObsT = TypeVar("ObsT", bound=Observation)
+StateT = TypeVar("StateT", bound=State)
+
+
+class Transform(ABC, Generic[ObsT]):
+    """Changes an observation on its way out: adds a reward, a metric, a view."""
+
+    @abstractmethod
+    def __call__(self, observation: ObsT) -> ObsT: ...
+
+
+class Environment(ABC, Generic[ActT, ObsT, StateT]):
+    """One world with one agent in it. The server makes an instance for each session.
+
+    Where the code runs follows from how it is written:
+
+    * plain `def` methods run on a thread of the session's own, the same one for the constructor,
+      `reset`, `step`, `state` and `close`, so blocking calls and thread-bound libraries are fine;
+    * `async def reset` and `step` (or the forms `reset_async` and `step_async`) run on the event loop;
+    * `BLOCKING = False` promises that no method ever waits, and runs them all on the event loop.
+
+    Example:
+        >>> from envhive import Action, Environment, Observation, State
+        >>> class Guess(Action):
+        ...     number: int
+        >>> class Hint(Observation):
+        ...     text: str = ""
+        >>> class GuessingGame(Environment[Guess, Hint, State]):
+        ...     SUPPORTS_CONCURRENT_SESSIONS = True
+        ...     def reset(self, seed=None, episode_id=None, **kwargs):
+        ...         self._state = State(episode_id=episode_id)
+        ...         return Hint(text="A number from 1 to 10?")
+        ...     def step(self, action, timeout_s=None, **kwargs):
+        ...         self._state.step_count += 1
+        ...         won = action.number == 7
+        ...         return Hint(text="yes" if won else "no", reward=float(won), done=won)
+        ...     @property
+        ...     def state(self):
+        ...         return self._state
+        >>> game = GuessingGame()
+        >>> game.reset().text
+        'A number from 1 to 10?'
+        >>> game.step(Guess(number=7)).reward
+        1.0
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
+    """Whether instances share no state, so that several sessions may run at once."""
+
+    REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False
+    """Whether all instances must share one thread, for libraries with global, thread-bound state."""
+
+    BLOCKING: ClassVar[bool] = True
+    """`False` promises that no method ever waits; all of them then run on the event loop."""
+
+    transform: Transform[ObsT] | None = None
+
+    def __init__(self, transform: Transform[ObsT] | None = None) -> None:
+        self.transform = transform
+
+    @abstractmethod
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Any:
+        """Begin an episode and return its first observation."""
+
+    @abstractmethod
+    def step(self, action: ActT, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Do `action` and return what came of it."""
+
+    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> ObsT:
+        """Override instead of `reset` to run on the event loop."""
+        return self.reset(seed=seed, episode_id=episode_id, **kwargs)  # type: ignore[no-any-return]
+
+    async def step_async(self, action: ActT, timeout_s: float | None = None, **kwargs: Any) -> ObsT:
+        """Override instead of `step` to run on the event loop."""
+        return self.step(action, timeout_s=timeout_s, **kwargs)  # type: ignore[no-any-return]
+
+    @property
+    @abstractmethod
+    def state(self) -> StateT:
+        """Where the environment stands now."""
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """What to show people about this environment."""
+        name = type(self).__name__
+        doc = (type(self).__doc__ or "").strip().splitlines()
+        return EnvironmentMetadata(name=name, description=doc[0] if doc else f"{name} environment", version="1.0.0")
+
+    def close(self) -> None:
+        """Give back what the environment holds. The server calls it exactly once."""
+
+    def _apply_transform(self, observation: ObsT) -> ObsT:
+        return observation if self.transform is None else self.transform(observation)

@@ -1,0 +1,1 @@
+"""Serving environments: sessions, the two WebSocket lanes, and the HTTP endpoints."""

@@ -1,0 +1,186 @@
+"""`create_app`: an environment class becomes an ASGI app. Assembly only."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, WebSocket
+
+from envhive import __version__
+from envhive.environment import Environment
+from envhive.server.asgi_lane import serve_websocket
+from envhive.server.blueprint import Blueprint
+from envhive.server.config import as_mode, config_for_app
+from envhive.server.hive import Hive
+from envhive.server.http import register_http_routes
+from envhive.types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
+
+
+class HTTPEnvServer:
+    """One environment, served: register its routes on any FastAPI app.
+
+    Example:
+        >>> from fastapi import FastAPI
+        >>> from envhive.envs.echo import EchoAction, EchoEnvironment, EchoObservation
+        >>> app = FastAPI()
+        >>> server = HTTPEnvServer(EchoEnvironment, EchoAction, EchoObservation, max_concurrent_envs=4)
+        >>> server.register_routes(app)
+        >>> server.get_capacity_status().available_slots
+        4
+    """
+
+    def __init__(
+        self,
+        env: Callable[[], Environment[Any, Any, Any]],
+        action_cls: type[Any],
+        observation_cls: type[Any],
+        max_concurrent_envs: int | None = None,
+        concurrency_config: ConcurrencyConfig | None = None,
+        env_name: str | None = None,
+        state_cls: type[Any] = State,
+        *,
+        reset_observation_cls: type[Any] | None = None,
+        mode: ServerMode | str | None = None,
+    ) -> None:
+        config = config_for_app(max_concurrent_envs, concurrency_config, mode)
+        blueprint = Blueprint.of(env, action_cls, observation_cls, env_name, state_cls, reset_observation_cls)
+        self.hive = Hive(blueprint, config)
+
+    def register_routes(self, app: FastAPI, mode: ServerMode | str | None = None) -> None:
+        """Put `/ws` and the HTTP endpoints on an app. In production mode reset, step and state are not offered."""
+        if mode is not None:
+            self.hive.mode = as_mode(mode)
+        register_http_routes(app, self.hive, self.hive.mode)
+
+        @app.websocket("/ws")
+        async def ws(websocket: WebSocket) -> None:
+            """One connection, one session, one environment."""
+            await serve_websocket(websocket, self.hive)
+
+        app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)
+
+    def get_capacity_status(self) -> ServerCapacityStatus:
+        """How full the server is."""
+        return self.hive.capacity()
+
+    def get_session_info(self, session_id: str) -> SessionInfo | None:
+        """One session, or None if there is none of that id."""
+        session = self.hive.sessions.get(session_id)
+        return None if session is None else session.info()
+
+    @property
+    def active_sessions(self) -> int:
+        return len(self.hive.sessions)
+
+    @property
+    def max_concurrent_envs(self) -> int:
+        return self.hive.limit.sessions
+
+    @property
+    def concurrency_config(self) -> ConcurrencyConfig:
+        return ConcurrencyConfig(
+            max_concurrent_envs=self.hive.limit.sessions, session_timeout=self.hive.config.session_timeout
+        )
+
+
+def _with_hive(inner: Any, hive: Hive) -> Any:
+    """A lifespan that also starts and ends the hive. Where no lifespan runs (a mounted app), the hive starts by itself."""
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[Any]:
+        async with inner(app) as state:
+            hive.start()
+            try:
+                yield state
+            finally:
+                await hive.shutdown()
+
+    return lifespan
+
+
+def create_fastapi_app(
+    env: Callable[[], Environment[Any, Any, Any]],
+    action_cls: type[Any],
+    observation_cls: type[Any],
+    max_concurrent_envs: int | None = None,
+    concurrency_config: ConcurrencyConfig | None = None,
+    env_name: str | None = None,
+    state_cls: type[Any] = State,
+    *,
+    mode: ServerMode | str | None = None,
+    reset_observation_cls: type[Any] | None = None,
+) -> FastAPI:
+    """An app without the page. See `create_app`."""
+    server = HTTPEnvServer(
+        env,
+        action_cls,
+        observation_cls,
+        max_concurrent_envs,
+        concurrency_config,
+        env_name,
+        state_cls,
+        reset_observation_cls=reset_observation_cls,
+        mode=mode,
+    )
+    app = FastAPI(
+        title=f"{server.hive.blueprint.env_name} on EnvHive",
+        version=__version__,
+        description="A reinforcement-learning environment. Episodes run over the WebSocket at `/ws`.",
+    )
+    server.register_routes(app)
+    app.state.envhive = server
+    return app
+
+
+def create_app(
+    env: Callable[[], Environment[Any, Any, Any]],
+    action_cls: type[Any],
+    observation_cls: type[Any],
+    env_name: str | None = None,
+    max_concurrent_envs: int | None = None,
+    concurrency_config: ConcurrencyConfig | None = None,
+    gradio_builder: Callable[..., Any] | None = None,
+    custom_tab_name: str = "Custom",
+    custom_tab_primary: bool = False,
+    show_default_tab: bool = True,
+    title_override: str | None = None,
+    state_cls: type[Any] = State,
+    *,
+    mode: ServerMode | str | None = None,
+    reset_observation_cls: type[Any] | None = None,
+) -> FastAPI:
+    """An ASGI app that serves an environment, for any ASGI server.
+
+    Args:
+        env: The environment class, or a function that makes an instance; called once per session.
+        action_cls: What `step` takes. Actions are validated against it.
+        observation_cls: What `reset` and `step` return.
+        env_name: The environment's public name.
+        max_concurrent_envs: Most sessions at once. Else `MAX_CONCURRENT_ENVS`, else 1,000 if the class
+            sets `SUPPORTS_CONCURRENT_SESSIONS`, else 1.
+        concurrency_config: The same and more, as an object; not together with `max_concurrent_envs`.
+        gradio_builder, custom_tab_name, custom_tab_primary, show_default_tab, title_override: For the page.
+        state_cls: What `state` returns, for `/schema`; read off the class where it says so.
+        mode: `simulation`, or `production`, which offers neither reset nor step nor state.
+        reset_observation_cls: What `reset` returns, where that differs, for `/schema`.
+
+    Example:
+        >>> from envhive import create_app
+        >>> from envhive.envs.echo import EchoAction, EchoEnvironment, EchoObservation
+        >>> app = create_app(EchoEnvironment, EchoAction, EchoObservation, env_name="echo")
+        >>> app.title
+        'echo on EnvHive'
+    """
+    return create_fastapi_app(
+        env,
+        action_cls,
+        observation_cls,
+        max_concurrent_envs,
+        concurrency_config,
+        env_name,
+        state_cls,
+        mode=mode,
+        reset_observation_cls=reset_observation_cls,
+    )

@@ -1,0 +1,158 @@
+"""What a server is told, resolved once at its start. The only reader of environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+from envhive.errors import ConfigurationError
+from envhive.types import ConcurrencyConfig, ServerMode
+
+DEFAULT_MAX_SESSIONS: Final = 1000
+LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Everything a server can be told. `None` means: decide at start."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    max_sessions: int | None = None
+    session_timeout: float | None = None
+    mode: ServerMode = ServerMode.SIMULATION
+    log_level: str = "info"
+    ping_interval: float = 20.0
+    """Seconds of silence after which a peer is asked whether it is still there."""
+    ping_timeout: float = 120.0
+    """Seconds a peer may take to answer. Generous: a trainer's loop may be busy for a while."""
+    max_message_size: int = 100 * 1024 * 1024
+    grace_period: float = 30.0
+    """Seconds that running steps get to finish when the server is told to stop."""
+    thread_stack_size: int = 1024 * 1024
+
+    @classmethod
+    def resolve(cls, environ: Mapping[str, str] | None = None, **given: Any) -> ServerConfig:
+        """What was given, then environment variables, then defaults; `None` counts as not given.
+
+        Example:
+            >>> ServerConfig.resolve({"PORT": "9000"}, host=None).port
+            9000
+        """
+        found = _read_environment(os.environ if environ is None else environ)
+        found.update((name, value) for name, value in given.items() if value is not None)
+        return cls(**found)
+
+
+_forced: dict[str, Any] = {}
+
+
+@contextmanager
+def forced(**options: Any) -> Iterator[None]:
+    """While this lasts, apps are made with these options, whatever their own code says.
+
+    `envhive serve` uses it so that a command-line option wins over what a module passes to `create_app`.
+    """
+    before = dict(_forced)
+    _forced.update((name, value) for name, value in options.items() if value is not None)
+    try:
+        yield
+    finally:
+        _forced.clear()
+        _forced.update(before)
+
+
+def config_for_app(
+    max_concurrent_envs: int | None, concurrency_config: ConcurrencyConfig | None, mode: ServerMode | str | None
+) -> ServerConfig:
+    """The configuration of an app made by `create_app` with these arguments."""
+    if max_concurrent_envs is not None and concurrency_config is not None:
+        raise ValueError("Pass either max_concurrent_envs or concurrency_config, not both.")
+    given: dict[str, Any] = {"max_sessions": max_concurrent_envs, "mode": None if mode is None else as_mode(mode)}
+    if max_concurrent_envs is not None:
+        _positive_int("max_concurrent_envs", str(max_concurrent_envs))
+    if concurrency_config is not None:
+        given["max_sessions"] = concurrency_config.max_concurrent_envs
+        given["session_timeout"] = concurrency_config.session_timeout
+    return replace(ServerConfig.resolve(**given), **_forced)
+
+
+def as_mode(value: ServerMode | str) -> ServerMode:
+    try:
+        return ServerMode(value.lower())
+    except ValueError:
+        choices = " or ".join(mode.value for mode in ServerMode)
+        raise ConfigurationError(f"Invalid mode: {value!r}. It must be {choices}.") from None
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for variable, (field, parse) in _VARIABLES.items():
+        text = environ.get(variable, "").strip()
+        if text:
+            found[field] = parse(variable, text)
+    return found
+
+
+def _positive_int(name: str, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ConfigurationError(f"{name} must be a positive integer, not {text!r}.")
+    return value
+
+
+def _positive_float(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ConfigurationError(f"{name} must be a positive number of seconds, not {text!r}.")
+    return value
+
+
+def _port(name: str, text: str) -> int:
+    value = _positive_int(name, text)
+    if value > 65535:
+        raise ConfigurationError(f"{name} must be a port from 1 to 65535, not {text!r}.")
+    return value
+
+
+def _log_level(name: str, text: str) -> str:
+    if text.lower() not in LOG_LEVELS:
+        raise ConfigurationError(f"{name} must be one of {', '.join(LOG_LEVELS)}, not {text!r}.")
+    return text.lower()
+
+
+def _mode(name: str, text: str) -> ServerMode:
+    try:
+        return as_mode(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
+
+
+_VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
+    "HOST": ("host", lambda name, text: text),
+    "PORT": ("port", _port),
+    "WORKERS": ("workers", _positive_int),
+    "MAX_CONCURRENT_ENVS": ("max_sessions", _positive_int),
+    "SESSION_TIMEOUT": ("session_timeout", _positive_float),
+    "OPENENV_MODE": ("mode", _mode),
+    "ENVHIVE_MODE": ("mode", _mode),
+    "ENVHIVE_LOG_LEVEL": ("log_level", _log_level),
+    "ENVHIVE_PING_INTERVAL": ("ping_interval", _positive_float),
+    "ENVHIVE_PING_TIMEOUT": ("ping_timeout", _positive_float),
+    "ENVHIVE_MAX_MESSAGE_SIZE": ("max_message_size", _positive_int),
+    "ENVHIVE_GRACE_PERIOD": ("grace_period", _positive_float),
+    "ENVHIVE_THREAD_STACK_SIZE": ("thread_stack_size", _positive_int),
+}
+"""Later entries win over earlier ones for the same field."""

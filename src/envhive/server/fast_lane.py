@@ -1,0 +1,409 @@
+"""WebSocket frames through picows, inside uvicorn: the hot path.
+
+An upgrade passes through the ASGI app once, so routing, mounts, middleware and auth keep working.
+The endpoint finds `TakeOver` among the scope's extensions, leaves its listener there and accepts;
+from then on picows reads and writes the socket, and ASGI is out of the picture:
+
+    uvicorn ── upgrade ──► FastLaneProtocol ── ASGI ──► endpoint ── accept ──► FastLaneProtocol.take_over
+    socket bytes ──► picows ──► FastConnection.on_ws_frame ──► Session.receive ──► ... ──► FastConnection.send
+
+An endpoint that does not take over (an app's own WebSocket route) is served by uvicorn as usual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from picows import (
+    WSAutoPingStrategy,
+    WSCloseCode,
+    WSFrame,
+    WSListener,
+    WSMsgType,
+    WSTransport,
+    WSUpgradeRequest,
+    WSUpgradeResponse,
+    WSUpgradeResponseWithListener,
+)
+from picows.picows import WSProtocol  # type: ignore[attr-defined]  # what picows's own server is made of
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from envhive.errors import EnvHiveError
+from envhive.server.asgi_lane import TAKE_OVER
+from envhive.server.hive import Hive
+from envhive.server.session import GOING_AWAY, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
+from envhive.wire.codec import encode_error_reply
+
+_TEXT: Final = WSMsgType.TEXT
+_BINARY: Final = WSMsgType.BINARY
+_CONTINUATION: Final = WSMsgType.CONTINUATION
+_CLOSE: Final = WSMsgType.CLOSE
+
+_READ_BUFFER: Final = 2048
+_LINGER_S: Final = 5.0
+"""How long a closed connection waits for the peer's own close before it is cut."""
+_EARLY_LIMIT: Final = 64 * 1024
+_LONGEST_REASON: Final = 123
+"""Bytes that a close frame has room for."""
+
+
+class TakeOver:
+    """What the fast lane offers an endpoint: take it before accepting, and the frames go to the hive directly."""
+
+    __slots__ = ("listener", "receive")
+
+    def __init__(self, receive: Any) -> None:
+        self.listener: FastConnection | None = None
+        self.receive = receive
+        """The server's own `receive`: if the endpoint sees another, some middleware wants to see the frames."""
+
+    def take(self, hive: Hive) -> None:
+        self.listener = FastConnection(hive)
+
+
+class FastLaneProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol, with a way out of it. For `uvicorn --ws` or `uvicorn.Config(ws=...)`."""
+
+    def handle_connect(self, event: Any) -> None:
+        self._offer = TakeOver(self.receive)
+        self._early = bytearray()
+        super().handle_connect(event)
+        if not self.close_sent:
+            self.scope["extensions"][TAKE_OVER] = self._offer  # type: ignore[index]
+
+    def data_received(self, data: bytes) -> None:
+        if not self.handshake_initiated or self.handshake_complete:
+            super().data_received(data)
+            return
+        self._early += data  # frames sent before the upgrade was answered
+        if len(self._early) > _EARLY_LIMIT:
+            self.transport.abort()
+
+    async def send(self, message: Any) -> None:
+        accepts = message["type"] == "websocket.accept" and not self.handshake_complete
+        if accepts and self._offer.listener is not None:
+            if self.disconnected or self.transport.is_closing():
+                raise ClientDisconnected
+            self._take_over(self._offer.listener, message)
+            return
+        await super().send(message)
+        if accepts and self._early:
+            early, self._early = bytes(self._early), bytearray()
+            super().data_received(early)
+
+    def _take_over(self, listener: FastConnection, message: Any) -> None:
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers") or ()]
+        if message.get("subprotocol"):
+            headers.append(("Sec-WebSocket-Protocol", message["subprotocol"]))
+        transport, self.transport = self.transport, _HandedOver()
+        self.connections.discard(self)
+        self.handshake_complete = True
+        listener.start(transport, self.request.headers["Sec-WebSocket-Key"], headers, bytes(self._early), self.connections)
+
+
+class _HandedOver(asyncio.Transport):
+    """Stands where the transport was, for a protocol that has given it away and must not close it."""
+
+    def close(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> None:
+        pass
+
+
+class FastConnection(WSListener):
+    """One WebSocket connection on picows: the outlet of its session."""
+
+    __slots__ = (
+        "_close_received",
+        "_connections",
+        "_hive",
+        "_parts",
+        "_parts_size",
+        "_session",
+        "_timer",
+        "_transport",
+        "_ws",
+        "close_sent",
+        "heard",
+        "pinged_at",
+        "quiet_since",
+    )
+
+    def __init__(self, hive: Hive) -> None:
+        self._hive = hive
+        self._session: Session | None = None
+        self._ws: WSTransport | None = None
+        self._transport: asyncio.Transport | None = None
+        self._connections: set[Any] | None = None
+        self._parts: list[bytes] | None = None
+        self._parts_size = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.close_sent = False
+        self._close_received = False
+        self.heard = True
+        self.quiet_since = 0.0
+        self.pinged_at = 0.0
+
+    def start(
+        self,
+        transport: asyncio.Transport,
+        key: str,
+        headers: list[tuple[str, str]],
+        early: bytes,
+        connections: set[Any],
+    ) -> None:
+        """Answer the upgrade and read frames from `transport` from now on."""
+        self._transport = transport
+        self._connections = connections
+        connections.add(self)
+        protocol = _Protocol(self, headers, self._hive.config.max_message_size)
+        protocol.connection_made(_Lingering(self, transport))
+        # uvicorn has read and checked the request; picows wants one too, and is strict about its form.
+        protocol.feed(
+            b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key.strip().encode() + b"\r\n\r\n"
+        )
+        if early:
+            protocol.feed(early)
+        transport.set_protocol(protocol)
+
+    # What picows tells.
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._ws = transport
+        self._hive.heartbeat.watch(self)
+        try:
+            self._session = self._hive.admit(self)
+        except EnvHiveError as error:
+            self.send(encode_error_reply(error))
+            self.close(TRY_AGAIN_LATER, error.code)
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        self.heard = True
+        kind = frame.msg_type
+        session = self._session
+        if kind is _CLOSE:
+            self._peer_closes()
+        elif session is None or self.close_sent:
+            pass  # refused, or closing: nothing more is answered
+        elif kind is _TEXT and frame.fin and self._parts is None:
+            try:
+                text = frame.get_payload_as_utf8_text()
+            except UnicodeDecodeError:
+                self._fail(WSCloseCode.INVALID_TEXT, "invalid UTF-8")
+            else:
+                session.receive(text)
+        elif kind is _TEXT or kind is _BINARY or kind is _CONTINUATION:
+            self._receive_part(session, kind, frame)
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        self._hive.heartbeat.forget(self)
+        if self._connections is not None:
+            self._connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        session, self._session = self._session, None
+        if session is not None:
+            session.detach()
+        self._transport = self._ws = None
+
+    def pause_writing(self) -> None:
+        if self._session is not None:
+            self._session.hold()
+
+    def resume_writing(self) -> None:
+        if self._session is not None:
+            self._session.unhold()
+
+    def _receive_part(self, session: Session, kind: WSMsgType, frame: WSFrame) -> None:
+        """Messages in several frames, and binary ones."""
+        if kind is not _CONTINUATION:
+            if self._parts is not None:
+                self._fail(WSCloseCode.PROTOCOL_ERROR, "a new message before the last one ended")
+                return
+            self._parts, self._parts_size = [b"" if kind is _TEXT else b"\0"], 0  # the first item tells the kind
+        elif self._parts is None:
+            self._fail(WSCloseCode.PROTOCOL_ERROR, "a continuation of nothing")
+            return
+        self._parts.append(frame.get_payload_as_bytes())
+        self._parts_size += frame.payload_size
+        if self._parts_size > self._hive.config.max_message_size:
+            self._fail(WSCloseCode.MESSAGE_TOO_BIG, "message too big")
+        elif frame.fin:
+            parts, self._parts = self._parts, None
+            if parts[0]:
+                session.receive(b"".join(parts))  # binary: the session says that it wants text
+                return
+            try:
+                session.receive(b"".join(parts).decode())
+            except UnicodeDecodeError:
+                self._fail(WSCloseCode.INVALID_TEXT, "invalid UTF-8")
+
+    def _peer_closes(self) -> None:
+        self._close_received = True
+        if self.close_sent:
+            self._hang_up()
+        elif self._session is None:
+            self.close(NORMAL_CLOSURE, "")
+        else:
+            # The peer waits for our close: give it when the environment is closed and the place is free,
+            # so that a client that comes straight back finds room.
+            session, self._session = self._session, None
+            session.end()
+            self._cut_off_in(_LINGER_S)
+
+    def _fail(self, code: WSCloseCode, reason: str) -> None:
+        self._parts = None
+        session, self._session = self._session, None
+        self.close(code.value, reason)
+        if session is not None:
+            session.detach()
+
+    # What a session, the heartbeat and the server want.
+
+    def send(self, frame: bytes) -> None:
+        if self._ws is not None:
+            self._ws.send(_TEXT, frame)
+
+    def close(self, code: int, reason: str) -> None:
+        """Say goodbye, and hang up when the peer has said it too: closing at once could destroy what was sent."""
+        if self._ws is None or self.close_sent:
+            return
+        self.close_sent = True
+        self._ws.send_close(code, reason.encode()[:_LONGEST_REASON].decode(errors="ignore"))  # type: ignore[arg-type]
+        if self._close_received:
+            self._hang_up()
+        else:
+            self._cut_off_in(_LINGER_S)
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def ping(self) -> None:
+        if self._ws is not None:
+            self._ws.send_ping()
+
+    def abort(self, reason: str) -> None:
+        """The peer is not there: cut the connection without waiting for anything."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def shutdown(self) -> None:
+        """uvicorn is shutting down: answer what is running, then go."""
+        if self._session is not None:
+            self._session.retire(GOING_AWAY, "server shutting down")
+        else:
+            self.close(GOING_AWAY, "server shutting down")
+
+    def broken(self) -> None:
+        """The peer broke the WebSocket protocol; picows has sent the close frame that says how."""
+        self.close_sent = True
+        session, self._session = self._session, None
+        if session is not None:
+            session.detach()
+        self.linger()
+
+    def linger(self) -> None:
+        """Send no more, but let the peer finish sending: closing on unread data would take back the close frame."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._cut_off_in(_LINGER_S)
+
+    def _hang_up(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _cut_off_in(self, seconds: float) -> None:
+        if self._timer is None and self._transport is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.abort, "closing took too long")
+
+
+class _Protocol(WSProtocol):  # type: ignore[misc]
+    """picows's protocol for a connection whose upgrade was accepted elsewhere."""
+
+    __slots__ = ("_broken", "_connection")
+
+    def __init__(self, connection: FastConnection, headers: list[tuple[str, str]], max_message_size: int) -> None:
+        def answer(request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
+            return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(headers), connection)
+
+        super().__init__(
+            None,  # host and port, for clients
+            None,  # path, for clients
+            False,  # is_client_side
+            answer,
+            _silent,
+            True,  # disconnect_on_exception
+            None,  # handshake timeout
+            False,  # auto ping: the heartbeat does it
+            0,
+            0,
+            WSAutoPingStrategy.PING_WHEN_IDLE,
+            True,  # auto pong
+            max_message_size,
+            None,  # extra headers, for clients
+            _READ_BUFFER,
+        )
+        self._connection = connection
+        self._broken = False
+
+    def feed(self, data: bytes) -> None:
+        """Bytes that were read before this protocol had the transport."""
+        while data:
+            buffer = self.get_buffer(len(data))
+            taken = min(len(buffer), len(data))
+            buffer[:taken] = data[:taken]
+            self.buffer_updated(taken)
+            data = data[taken:]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._broken:
+            return  # read and forgotten: the next read overwrites it
+        WSProtocol.buffer_updated(self, nbytes)
+        if self.transport.is_close_frame_sent and not self._connection.close_sent:
+            self._broken = True
+            self._connection.broken()
+
+
+class _Lingering:
+    """The transport as picows sees it. Its `close`, which picows calls right after a protocol error, waits for the peer."""
+
+    __slots__ = ("_connection", "_transport")
+
+    def __init__(self, connection: FastConnection, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        self._connection.linger()
+
+
+class _SilentLogger:
+    """picows logs each connection and makes a `Logger` for it, which costs 1 kB a session; this keeps quiet."""
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
+        return False
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    debug = info = warning = error = exception = log
+
+
+_silent: Final = _SilentLogger()

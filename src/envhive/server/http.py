@@ -1,0 +1,166 @@
+"""The HTTP endpoints: thin functions over the hive.
+
+Without a session the calls are stateless: each gets a fresh environment, which counts as a session while it lasts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from envhive.errors import EnvHiveError, InvalidJSONError, InvalidMessageError
+from envhive.server.hive import Hive
+from envhive.server.mcp import answer_mcp
+from envhive.server.tasks import register_task_routes
+from envhive.types import EnvironmentMetadata, HealthStatus, ServerMode
+from envhive.wire.codec import decode_value, error_data
+from envhive.wire.jsonrpc import PARSE_ERROR, JsonRpcError, encode_error
+
+
+class ResetRequest(BaseModel):
+    """What `reset` may be given; further fields go to the environment's `reset` where it takes them."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"seed": 42}, {}]})
+
+    seed: int | None = Field(default=None, ge=0, description="Seed for a reproducible episode")
+    episode_id: str | None = Field(default=None, max_length=255, description="Name of the episode")
+
+
+class StepRequest(BaseModel):
+    """An action; further fields go to the environment's `step` where it takes them."""
+
+    model_config = ConfigDict(extra="allow")
+
+    action: dict[str, Any] = Field(description="The action, as /schema describes it")
+    timeout_s: float | None = Field(default=None, gt=0, description="Seconds the step may take")
+    request_id: str | None = Field(default=None, max_length=255, description="The caller's name for this request")
+
+
+class StepResponse(BaseModel):
+    """What came of a reset or step."""
+
+    observation: dict[str, Any] = Field(description="The observation's fields")
+    reward: float | None = Field(default=None, description="Reward of the action")
+    done: bool = Field(default=False, description="Whether the episode has ended")
+    metadata: dict[str, Any] | None = Field(default=None, description="What the environment sent along, if anything")
+
+
+class HealthResponse(BaseModel):
+    """How the server is."""
+
+    status: HealthStatus
+    reasons: list[str] = Field(description="Why it is not healthy, if it is not")
+    active_sessions: int
+    max_sessions: int
+    loop_lag_ms: float = Field(description="Longest time the event loop was blocked lately")
+    uptime_s: float
+    version: str
+
+
+class ErrorResponse(BaseModel):
+    """Why a request failed."""
+
+    detail: Any = Field(description="A sentence, or pydantic's list for an invalid action")
+    code: str
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    422: {"model": ErrorResponse, "description": "The action is invalid"},
+    500: {"model": ErrorResponse, "description": "The environment failed"},
+    503: {"model": ErrorResponse, "description": "No session is free"},
+}
+
+
+def register_http_routes(app: FastAPI, hive: Hive, mode: ServerMode) -> None:
+    """Put the endpoints of `mode` on an app."""
+    app.add_exception_handler(EnvHiveError, answer_error)
+    if mode is ServerMode.SIMULATION:
+        _register_control(app, hive)
+    _register_information(app, hive)
+    _register_mcp(app)
+    register_task_routes(app, hive)
+
+
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
+    """An error as an HTTP response: its class knows the status, its data are the body."""
+    assert isinstance(error, EnvHiveError)
+    detail = error.errors if isinstance(error, InvalidMessageError) and error.errors else str(error)
+    extra = {name: value for name, value in error_data(error).items() if name not in ("message", "errors")}
+    return JSONResponse({"detail": detail, **extra}, status_code=error.http_status)
+
+
+def _json(payload: bytes, status_code: int = 200) -> Response:
+    return Response(payload, status_code=status_code, media_type="application/json")
+
+
+def _register_control(app: FastAPI, hive: Hive) -> None:
+    @app.post("/reset", response_model=StepResponse, responses=_ERRORS, tags=["Environment"])
+    async def reset(request: Annotated[ResetRequest | None, Body()] = None) -> Response:
+        """Make an environment, reset it, and return its first observation. For an episode, use the WebSocket at /ws."""
+        keywords = {} if request is None else request.model_dump(exclude_unset=True)
+        async with hive.visit() as session:
+            return _json(await session.ask_reset(keywords))
+
+    @app.post("/step", response_model=StepResponse, responses=_ERRORS, tags=["Environment"])
+    async def step(request: StepRequest) -> Response:
+        """Make an environment and step it once. For an episode, use the WebSocket at /ws."""
+        keywords = request.model_dump(exclude_unset=True, exclude={"action"})
+        action = json.dumps(request.action).encode()
+        hive.calls.parse_action(action)  # a bad action needs no environment to be told so
+        async with hive.visit() as session:
+            return _json(await session.ask_step(action, keywords))
+
+    @app.get("/state", response_model=hive.blueprint.state_cls, responses=_ERRORS, tags=["Environment"])
+    async def state() -> Response:
+        """The state of a fresh environment. For an episode's, use the WebSocket at /ws."""
+        async with hive.visit() as session:
+            return _json(await session.ask_state())
+
+
+def _register_information(app: FastAPI, hive: Hive) -> None:
+    @app.get("/health", response_model=HealthResponse, tags=["Server"])
+    async def health(response: Response) -> HealthResponse:
+        """Whether the server is well, and how full it is. 503 when it is unhealthy."""
+        report = hive.health()
+        if report.status is HealthStatus.UNHEALTHY:
+            response.status_code = 503
+        return HealthResponse(**asdict(report))
+
+    @app.get("/metadata", response_model=EnvironmentMetadata, tags=["Environment"])
+    async def metadata() -> Response:
+        """What the environment says about itself."""
+        return _json(await hive.metadata())
+
+    @app.get("/schema", tags=["Environment"])
+    async def schema() -> dict[str, Any]:
+        """JSON schemas of the environment's own action, observation and state."""
+        blueprint = hive.blueprint
+        classes = {
+            "action": blueprint.action_cls,
+            "observation": blueprint.observation_cls,
+            "state": blueprint.state_cls,
+        }
+        if blueprint.reset_observation_cls is not None:
+            classes["reset_observation"] = blueprint.reset_observation_cls
+        return {name: json_schema(cls) for name, cls in classes.items()}
+
+
+def json_schema(cls: type[Any]) -> dict[str, Any]:
+    """The JSON schema of a model, or of anything pydantic can describe."""
+    return cls.model_json_schema() if issubclass(cls, BaseModel) else TypeAdapter(cls).json_schema()
+
+
+def _register_mcp(app: FastAPI) -> None:
+    @app.post("/mcp", tags=["MCP"])
+    async def mcp(request: Request) -> Response:
+        """JSON-RPC calls of the Model Context Protocol."""
+        try:
+            document = decode_value(await request.body())
+        except InvalidJSONError:
+            return _json(encode_error(JsonRpcError(PARSE_ERROR, "Parse error")))
+        return _json(answer_mcp(document))

@@ -1,0 +1,364 @@
+"""One session: an environment, its runner, its clock, and the line of requests before it.
+
+A session knows nothing of sockets. Frames come in through `receive`; replies go out through the
+`Outlet` that whoever holds the connection provides. Requests are handled one at a time, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Any, Final, Protocol
+
+from envhive.errors import EnvHiveError, InvalidJSONError, RequestError, SessionError, SessionExpiredError, UnknownTypeError
+from envhive.server.mcp import answer_mcp
+from envhive.server.runner import Done, Runner
+from envhive.types import ServerMode, SessionInfo
+from envhive.wire.codec import (
+    decode_object,
+    decode_request,
+    encode_error_reply,
+    encode_mcp_reply,
+    encode_observation_reply,
+    encode_state_reply,
+)
+
+INBOX_LIMIT: Final = 64
+"""Requests that may wait before the session asks its outlet to stop reading."""
+
+NORMAL_CLOSURE: Final = 1000
+GOING_AWAY: Final = 1001
+INTERNAL_ERROR: Final = 1011
+TRY_AGAIN_LATER: Final = 1013
+
+
+class Outlet(Protocol):
+    """The connection, as a session sees it."""
+
+    def send(self, frame: bytes) -> None:
+        """Send a text frame."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Nothing more will be sent: close, after what was sent has gone out."""
+
+    def pause_reading(self) -> None:
+        """Too many requests are waiting: read no more for now."""
+
+    def resume_reading(self) -> None:
+        """Read on."""
+
+
+class Keeper(Protocol):
+    """Whoever keeps the session, and wants to know what becomes of it."""
+
+    def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
+        """Its environment has been made, or could not be."""
+
+    def session_closed(self, session: Session) -> None:
+        """Its environment is closed; the place is free."""
+
+
+class Phase(Enum):
+    OPENING = auto()
+    IDLE = auto()
+    BUSY = auto()
+    CLOSING = auto()
+    CLOSED = auto()
+
+
+class Ask:
+    """A request that did not come as a frame."""
+
+    __slots__ = ("fail", "turn")
+
+    def __init__(self, turn: Callable[[], None], fail: Callable[[EnvHiveError], None]) -> None:
+        self.turn = turn
+        """Called when it is its turn."""
+        self.fail = fail
+        """Called instead when the session ends first."""
+
+
+class Session:
+    """One environment and its clock."""
+
+    __slots__ = (
+        "_clock",
+        "_created_at",
+        "_farewell",
+        "_held",
+        "_inbox",
+        "_keeper",
+        "_mode",
+        "_outlet",
+        "_phase",
+        "_pumping",
+        "_reading_paused",
+        "_runner",
+        "_wrap",
+        "busy_with",
+        "id",
+        "last_active",
+        "steps",
+    )
+
+    def __init__(
+        self,
+        session_id: str,
+        runner: Runner,
+        outlet: Outlet | None,
+        keeper: Keeper,
+        *,
+        mode: ServerMode = ServerMode.SIMULATION,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.id = session_id
+        self.steps = 0
+        self.busy_with = "opening"
+        self.last_active = clock()
+        self._created_at = time.time()
+        self._clock = clock
+        self._mode = mode
+        self._runner = runner
+        self._outlet = outlet
+        self._keeper = keeper
+        self._phase = Phase.OPENING
+        self._inbox: deque[str | bytes | Ask] = deque()
+        self._wrap: Callable[[bytes], bytes] = encode_observation_reply
+        self._farewell = (NORMAL_CLOSURE, "")
+        self._held = False
+        self._pumping = False
+        self._reading_paused = False
+
+    # What a connection does with a session.
+
+    def open(self) -> None:
+        """Make the environment. Requests that come meanwhile wait."""
+        self._runner.open(self._opened)
+
+    def receive(self, frame: str | bytes) -> None:
+        """Take a frame from the client: text, or bytes if it was binary. Its reply goes to the outlet, in order."""
+        if self._phase is Phase.IDLE and not self._inbox and not self._held:
+            self._handle(frame)
+        else:
+            self._enqueue(frame)
+
+    def hold(self) -> None:
+        """The client does not read its replies: handle nothing more until `unhold`."""
+        self._held = True
+
+    def unhold(self) -> None:
+        self._held = False
+        self._pump()
+
+    def detach(self) -> None:
+        """The connection is gone. The session ends as soon as its environment lets it."""
+        self._outlet = None
+        self.end()
+
+    # How a session ends.
+
+    def end(self, code: int = NORMAL_CLOSURE, reason: str = "") -> None:
+        """End now: a running coroutine is cancelled, a running thread is waited for; then the environment closes."""
+        if self._phase in (Phase.CLOSING, Phase.CLOSED):
+            return
+        was = self._phase
+        self._phase = Phase.CLOSING
+        self._farewell = (code, reason)
+        self._drop_inbox(SessionError("The session has ended"))
+        if was is Phase.BUSY:
+            self._runner.cancel()
+        elif was is Phase.IDLE:
+            self._close_environment()
+
+    def retire(self, code: int, reason: str) -> None:
+        """End as soon as the running request, if any, has been answered."""
+        if self._phase in (Phase.OPENING, Phase.BUSY):
+            self._drop_inbox(SessionError(reason))
+            self._inbox.append(Ask(lambda: self.end(code, reason), lambda error: None))
+        else:
+            self.end(code, reason)
+
+    def expire(self, idle_limit: float) -> None:
+        error = SessionExpiredError(f"Session expired: idle for more than {idle_limit:g} s")
+        self._send(encode_error_reply(error))
+        self.end(GOING_AWAY, str(error))
+
+    def idle_since(self) -> float | None:
+        """When it last did something; None while it is doing something. A busy session is never idle."""
+        return self.last_active if self._phase is Phase.IDLE and not self._inbox else None
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    # Requests that come by another way than frames.
+
+    async def ask_reset(self, keywords: dict[str, Any]) -> bytes:
+        return await self._ask("reset", lambda done: self._runner.reset(keywords, done))
+
+    async def ask_step(self, action: bytes, keywords: dict[str, Any]) -> bytes:
+        return await self._ask("step", lambda done: self._runner.step(action, keywords, done))
+
+    async def ask_state(self) -> bytes:
+        return await self._ask("state", self._runner.state)
+
+    async def ask(self, job: Callable[[Any], Any]) -> Any:
+        """Run `job(environment)` where the environment's code runs."""
+        return await self._ask("job", lambda done: self._runner.run(job, (self._runner.env,), done))
+
+    async def _ask(self, what: str, start: Callable[[Done], None]) -> Any:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(result: Any, error: EnvHiveError | None) -> None:
+            if error is not None:
+                fail(error)
+            elif not answer.done():
+                answer.set_result(result)
+            self._settle(what if error is None else "")
+
+        def turn() -> None:
+            self._phase, self.busy_with = Phase.BUSY, what
+            start(done)
+
+        def fail(error: EnvHiveError) -> None:
+            if not answer.done():
+                answer.set_exception(error)
+
+        if self._phase in (Phase.CLOSING, Phase.CLOSED):
+            raise SessionError("The session has ended")
+        self._enqueue(Ask(turn, fail))
+        return await answer
+
+    def info(self) -> SessionInfo:
+        env = self._runner.env
+        return SessionInfo(
+            session_id=self.id,
+            created_at=self._created_at,
+            last_activity_at=time.time() - max(0.0, self._clock() - self.last_active),
+            step_count=self.steps,
+            environment_type=type(env).__name__ if env is not None else "",
+        )
+
+    # The line of requests.
+
+    def _enqueue(self, item: str | bytes | Ask) -> None:
+        if self._phase in (Phase.CLOSING, Phase.CLOSED):
+            return
+        self._inbox.append(item)
+        if len(self._inbox) >= INBOX_LIMIT and not self._reading_paused and self._outlet is not None:
+            self._reading_paused = True
+            self._outlet.pause_reading()
+        self._pump()
+
+    def _pump(self) -> None:
+        """Handle requests until one has to be waited for. A loop, so that ten thousand frames nest no deeper than one."""
+        if self._pumping:
+            return
+        self._pumping = True
+        inbox = self._inbox
+        while inbox and self._phase is Phase.IDLE and not self._held:
+            item = inbox.popleft()
+            if isinstance(item, Ask):
+                item.turn()
+            else:
+                self._handle(item)
+        self._pumping = False
+        if self._reading_paused and len(inbox) < INBOX_LIMIT // 2:
+            self._reading_paused = False
+            if self._outlet is not None:
+                self._outlet.resume_reading()
+
+    def _drop_inbox(self, error: EnvHiveError) -> None:
+        dropped = [item for item in self._inbox if isinstance(item, Ask)]
+        self._inbox.clear()
+        for ask in dropped:
+            ask.fail(error)
+
+    def _handle(self, frame: str | bytes) -> None:
+        try:
+            if isinstance(frame, bytes):
+                raise InvalidJSONError("Invalid JSON: binary frames are not understood, send JSON as text")
+            message = decode_request(frame)
+            kind = message.type
+            if kind == "step":
+                self._refuse_in_production(kind)
+                self._begin(kind, encode_observation_reply)
+                self._runner.step(bytes(message.data), {}, self._answered)
+            elif kind == "reset":
+                self._refuse_in_production(kind)
+                keywords = decode_object(message.data)
+                self._begin(kind, encode_observation_reply)
+                self._runner.reset(keywords, self._answered)
+            elif kind == "state":
+                self._refuse_in_production(kind)
+                self._begin(kind, encode_state_reply)
+                self._runner.state(self._answered)
+            elif kind == "mcp":
+                self._begin(kind, encode_mcp_reply)
+                self._answered(answer_mcp(decode_object(message.data), self.id), None)
+            else:
+                self.end()
+        except RequestError as error:
+            self._answered(None, error)
+
+    def _refuse_in_production(self, kind: str) -> None:
+        if self._mode is ServerMode.PRODUCTION:
+            raise UnknownTypeError(f"{kind!r} is not available in production mode")
+
+    def _begin(self, kind: str, wrap: Callable[[bytes], bytes]) -> None:
+        self._phase, self.busy_with, self._wrap = Phase.BUSY, kind, wrap
+
+    def _answered(self, payload: bytes | None, error: EnvHiveError | None) -> None:
+        if payload is not None:
+            self._send(self._wrap(payload))
+        else:
+            self._send(encode_error_reply(error or SessionError("The environment gave no answer")))
+        self._settle(self.busy_with if error is None else "")
+
+    def _settle(self, finished: str) -> None:
+        """A request is done with: note it, and go on to the next, or to the end."""
+        self.last_active = self._clock()
+        if finished == "step":
+            self.steps += 1
+        self.busy_with = ""
+        if self._phase is Phase.BUSY:
+            self._phase = Phase.IDLE
+            if self._inbox:
+                self._pump()
+        elif self._phase is Phase.CLOSING:
+            self._close_environment()
+
+    def _send(self, frame: bytes) -> None:
+        if self._outlet is not None and self._phase is not Phase.CLOSED:
+            self._outlet.send(frame)
+
+    # Opening and closing.
+
+    def _opened(self, env: Any, error: EnvHiveError | None) -> None:
+        self._keeper.session_opened(self, error)
+        if error is not None:
+            self._send(encode_error_reply(error))
+            self._farewell = (INTERNAL_ERROR, error.code)
+            self._phase = Phase.CLOSING
+            self._drop_inbox(error)
+        self.last_active = self._clock()
+        self.busy_with = ""
+        if self._phase is Phase.CLOSING:
+            self._close_environment()
+        else:
+            self._phase = Phase.IDLE
+            self._pump()
+
+    def _close_environment(self) -> None:
+        self.busy_with = "closing"
+        self._runner.close(self._environment_closed)
+
+    def _environment_closed(self, result: Any, error: EnvHiveError | None) -> None:
+        self._phase, self.busy_with = Phase.CLOSED, ""
+        outlet, self._outlet = self._outlet, None
+        self._keeper.session_closed(self)
+        if outlet is not None:
+            outlet.close(*self._farewell)

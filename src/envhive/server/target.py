@@ -1,0 +1,115 @@
+"""What `envhive serve TARGET` serves: a shipped environment, a class, an app, or a folder."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from envhive.envs import SHIPPED
+from envhive.errors import TargetError
+from envhive.server.app import create_app
+from envhive.server.blueprint import infer_models, underlying_class
+
+MANIFEST = "openenv.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something to serve: an ASGI app, and what to call it."""
+
+    app: Any
+    name: str
+
+
+def load_target(target: str) -> Target:
+    """Resolve a target; raises `TargetError`, which says what was looked for and not found."""
+    if target in SHIPPED:
+        return Target(_app_from_reference(SHIPPED[target], env_name=target), target)
+    if Path(target).is_dir():
+        return _load_folder(Path(target))
+    if ":" in target:
+        _import_from(Path.cwd())
+        return Target(_app_from_reference(target, env_name=None), target)
+    raise TargetError(
+        f"{target!r} is neither a shipped environment ({', '.join(sorted(SHIPPED))}), nor package.module:EnvClass, "
+        f"nor package.module:app, nor a folder."
+    )
+
+
+def _load_folder(folder: Path) -> Target:
+    folder = folder.resolve()
+    manifest = _read_manifest(folder)
+    reference = manifest.get("app", "server.app:app")
+    if not isinstance(reference, str) or ":" not in reference:
+        raise TargetError(f"{folder / MANIFEST}: app must name a module and an app, as in server.app:app.")
+    # A reference that begins with the folder's own name is meant to be imported from its parent.
+    inside = reference.split(".", 1)[0].split(":", 1)[0] != folder.name
+    os.chdir(folder)
+    _import_from(folder if inside else folder.parent)
+    return Target(_app_from_reference(reference, env_name=None), str(manifest.get("name") or folder.name))
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TargetError(f"{folder} has no {MANIFEST}, which would name the app to serve.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise TargetError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(manifest, dict):
+        raise TargetError(f"{path} must hold a mapping such as `app: server.app:app`.")
+    return manifest
+
+
+def _import_from(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _app_from_reference(reference: str, env_name: str | None) -> Any:
+    found = _import_reference(reference)
+    if inspect.isclass(found):
+        if not callable(getattr(found, "step", None)):
+            raise TargetError(f"{reference} is a class without a step method, so it is no environment.")
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(found.__abstractmethods__))
+            raise TargetError(f"{reference} cannot be served: it does not define {missing}.")
+        action_cls, observation_cls = infer_models(found)
+        return create_app(found, action_cls, observation_cls, env_name=env_name)
+    if _is_asgi_app(found):
+        return found
+    returned = underlying_class(found) if callable(found) else None
+    if returned is not None and callable(getattr(returned, "step", None)):
+        action_cls, observation_cls = infer_models(returned)
+        return create_app(found, action_cls, observation_cls, env_name=env_name)
+    raise TargetError(f"{reference} is neither an environment class nor an ASGI app, but {type(found).__name__}.")
+
+
+def _import_reference(reference: str) -> Any:
+    module_name, _, attribute = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise TargetError(f"{module_name} needs the module {error.name!r}, which is not installed.") from error
+        raise TargetError(f"There is no module {module_name!r} here ({Path.cwd()}) or among the installed ones.") from None
+    except (TargetError, SyntaxError):
+        raise
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise TargetError(f"The module {module_name!r} has no {attribute!r}.") from None
+    return found
+
+
+def _is_asgi_app(found: Any) -> bool:
+    return callable(found) and (hasattr(found, "router") or inspect.iscoroutinefunction(getattr(found, "__call__", None)))  # noqa: B004

@@ -1,0 +1,235 @@
+"""JSON text to messages and back.
+
+Decoding has a fast path (msgspec, the `data` left raw) and a careful one, taken only when the fast
+one refuses: it accepts what Python's own `json` accepts (OpenEnv's clients send `NaN`), and says
+precisely what is wrong with the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from pydantic import BaseModel
+from pydantic import ValidationError as PydanticValidationError
+from pydantic_core import PydanticSerializationError, SchemaSerializer, to_json
+
+from envhive.errors import EnvHiveError, InvalidJSONError, InvalidMessageError, UnknownTypeError
+from envhive.wire.messages import NO_DATA, Message
+
+REQUEST_TYPES: Final = frozenset({"reset", "step", "state", "mcp", "close"})
+_FIELDS: Final = frozenset({"type", "data"})
+_REWARD_AND_DONE: Final = {"reward", "done"}
+_LARGEST_ECHO: Final = 64 * 1024
+"""An invalid action larger than this is not sent back inside its own error."""
+
+_decode_fast: Final = msgspec.json.Decoder(Message).decode
+_decode_any: Final = msgspec.json.Decoder().decode
+
+
+def decode_request(text: str | bytes) -> Message:
+    """The message in a frame; raises a `RequestError` that says what is wrong with it."""
+    try:
+        message = _decode_fast(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message = _decode_carefully(text)
+    if message.type not in REQUEST_TYPES:
+        raise UnknownTypeError(f"Unknown message type: {message.type}")
+    if message.type == "step" and not message.has_data:
+        raise InvalidMessageError("Invalid message", [_problem("missing", "Field required", {"type": "step"})])
+    if message.type in ("state", "close") and message.has_data:
+        data = decode_value(message.data)
+        raise InvalidMessageError(
+            "Invalid message", [_problem("extra_forbidden", "Extra inputs are not permitted", data)]
+        )
+    return message
+
+
+def _decode_carefully(text: str | bytes) -> Message:
+    document = decode_value(text)
+    if not isinstance(document, dict):
+        raise InvalidMessageError(
+            f"A message must be a JSON object, not {_json_type(document)}",
+            [_problem("model_type", "Input should be an object", document, loc=())],
+        )
+    kind = document.get("type", "")
+    if not isinstance(kind, str) or kind not in REQUEST_TYPES:
+        raise UnknownTypeError(f"Unknown message type: {kind}")
+    extra = [
+        _problem("extra_forbidden", "Extra inputs are not permitted", document[name], loc=(name,))
+        for name in document.keys() - _FIELDS
+    ]
+    if extra:
+        raise InvalidMessageError("Invalid message", extra)
+    if "data" not in document:
+        return Message(type=kind)
+    return Message(type=kind, data=msgspec.Raw(json.dumps(document["data"]).encode()))
+
+
+def decode_value(text: str | bytes | msgspec.Raw) -> Any:
+    """Any JSON value, with Python's leniency; raises `InvalidJSONError`."""
+    try:
+        return _decode_any(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return json.loads(bytes(text) if isinstance(text, msgspec.Raw) else text)
+    except RecursionError:
+        raise InvalidJSONError("Invalid JSON: nested too deeply") from None
+    except ValueError as error:
+        raise InvalidJSONError(f"Invalid JSON: {error}") from None
+
+
+def decode_object(raw: msgspec.Raw) -> dict[str, Any]:
+    """The object in a message's `data`; an absent one is empty."""
+    if raw is NO_DATA:
+        return {}
+    value = decode_value(raw)
+    if not isinstance(value, dict):
+        raise InvalidMessageError(
+            "Invalid message", [_problem("dict_type", "Input should be a valid dictionary", value)]
+        )
+    return value
+
+
+def _problem(kind: str, message: str, value: Any, loc: tuple[str, ...] = ("data",)) -> dict[str, Any]:
+    return {"type": kind, "loc": list(loc), "msg": message, "input": value}
+
+
+def _json_type(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "an array"}
+    return names.get(type(value), "that")
+
+
+def validation_failure(error: PydanticValidationError, size: int = 0) -> InvalidMessageError:
+    """Pydantic's verdict as ours. Its list may hold live exception objects, so it goes through JSON."""
+    try:
+        errors = json.loads(error.json(include_input=size <= _LARGEST_ECHO))
+    except (PydanticSerializationError, ValueError):
+        errors = json.loads(error.json(include_input=False, include_context=False))
+    return InvalidMessageError("Invalid message", errors)
+
+
+# Replies.
+
+
+def encode_observation_reply(payload: bytes) -> bytes:
+    return b'{"type":"observation","data":' + payload + b"}"
+
+
+def encode_state_reply(payload: bytes) -> bytes:
+    return b'{"type":"state","data":' + payload + b"}"
+
+
+def encode_mcp_reply(payload: bytes) -> bytes:
+    return b'{"type":"mcp","data":' + payload + b"}"
+
+
+def encode_error_reply(error: EnvHiveError) -> bytes:
+    return to_json({"type": "error", "data": error_data(error)}, fallback=_fallback, inf_nan_mode="null")
+
+
+def error_data(error: EnvHiveError) -> dict[str, Any]:
+    """What an error says on the wire."""
+    message = error.message if isinstance(error, InvalidMessageError) else str(error)
+    return {"message": message, "code": error.code, **error.details()}
+
+
+# Payloads: the `data` of an observation or state reply, which HTTP sends bare.
+
+_observation_serializers: dict[type, SchemaSerializer | None] = {}
+
+
+def encode_observation(observation: Any) -> bytes:
+    """`{"observation": fields, "reward": r, "done": b}`, and `metadata` beside them when there is any.
+
+    Pydantic writes the fields straight to JSON: 0.6 µs for a small observation, against 2 µs by way of a dict.
+    """
+    cls = type(observation)
+    try:
+        serializer = _observation_serializers[cls]
+    except KeyError:
+        serializer = _observation_serializers[cls] = _direct_serializer(cls)
+    if serializer is None:
+        return _encode_unusual_observation(observation)
+    fields = serializer.to_json(observation, exclude=_REWARD_AND_DONE, fallback=_fallback)
+    reward = getattr(observation, "reward", None)
+    done = b',"done":true' if getattr(observation, "done", False) else b',"done":false'
+    metadata = getattr(observation, "metadata", None)
+    return b"".join(
+        (
+            b'{"observation":',
+            fields,
+            b',"reward":',
+            b"null" if reward is None else to_json(reward, fallback=_fallback, inf_nan_mode="null"),
+            done,
+            b"}" if not metadata else b',"metadata":' + _to_json(metadata) + b"}",
+        )
+    )
+
+
+def _direct_serializer(cls: type) -> SchemaSerializer | None:
+    if not issubclass(cls, BaseModel) or cls.model_dump is not BaseModel.model_dump:
+        return None  # an author who overrides model_dump means it to be called
+    return cls.__pydantic_serializer__
+
+
+def _encode_unusual_observation(observation: Any) -> bytes:
+    """Observations that are dicts, dataclasses, or models with a `model_dump` of their own."""
+    fields = observation.model_dump() if hasattr(observation, "model_dump") else observation
+    document = json.loads(_to_json(fields))
+    if not isinstance(document, dict):
+        raise TypeError(
+            f"an observation must be a model, a dataclass or a dict, but reset or step returned "
+            f"{type(observation).__name__}"
+        )
+    payload = {"reward": document.pop("reward", None), "done": bool(document.pop("done", False))}
+    metadata = document.get("metadata")
+    return _to_json({"observation": document, **payload, **({"metadata": metadata} if metadata else {})})
+
+
+def encode_state(state: Any) -> bytes:
+    """The state as a JSON object: from a model, a dict, a dataclass, or None before the first reset."""
+    if state is None:
+        return b"{}"
+    if callable(state) and not isinstance(state, BaseModel):
+        raise TypeError("state must be a property: put @property above `def state`")
+    if isinstance(state, BaseModel) and type(state).model_dump is BaseModel.model_dump:
+        return type(state).__pydantic_serializer__.to_json(state, fallback=_fallback)
+    payload = _to_json(state.model_dump() if hasattr(state, "model_dump") else state)
+    if not payload.startswith(b"{"):
+        raise TypeError(f"state must be a model or a dict, not {type(state).__name__}")
+    return payload
+
+
+def _to_json(value: Any) -> bytes:
+    return to_json(value, fallback=_fallback, inf_nan_mode="null")
+
+
+def _fallback(value: Any) -> Any:
+    """Arrays, tensors and their scalars become lists and numbers; sets and the like become lists."""
+    convert: Callable[[], Any] | None = getattr(value, "tolist", None)
+    if callable(convert):
+        return convert()
+    raise TypeError(f"cannot turn {type(value).__module__}.{type(value).__qualname__} into JSON")
+
+
+# The client's side.
+
+
+def encode_request(kind: str, data: Any = None) -> bytes:
+    """A request. Floats that JSON has no word for go out as `NaN` and `Infinity`, as Python's `json` does."""
+    message = {"type": kind} if data is None else {"type": kind, "data": data}
+    return to_json(message, fallback=_fallback, inf_nan_mode="constants")
+
+
+def decode_reply(text: str | bytes) -> tuple[str, Any]:
+    """A reply's type and data; raises `InvalidJSONError` when it is no reply at all."""
+    reply = decode_value(text)
+    if not isinstance(reply, dict) or not isinstance(reply.get("type"), str):
+        raise InvalidJSONError("The server's reply is not an object with a type")
+    return reply["type"], reply.get("data")

@@ -1,0 +1,66 @@
+"""JSON-RPC 2.0, as far as the Model Context Protocol needs it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import Struct
+from pydantic_core import to_json
+
+PARSE_ERROR: Final = -32700
+INVALID_REQUEST: Final = -32600
+METHOD_NOT_FOUND: Final = -32601
+INVALID_PARAMS: Final = -32602
+INTERNAL_ERROR: Final = -32603
+SERVER_ERROR: Final = -32000
+
+_FIELDS: Final = frozenset({"jsonrpc", "method", "params", "id"})
+
+RequestId = str | int | None
+
+
+class JsonRpcError(Exception):
+    """A call that is answered with an error."""
+
+    def __init__(self, code: int, message: str, data: Any = None, request_id: RequestId = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+        self.request_id = request_id
+
+
+class JsonRpcRequest(Struct, frozen=True):
+    method: str
+    params: dict[str, Any]
+    id: RequestId = None
+
+
+def parse_request(document: Any) -> JsonRpcRequest:
+    """The call in a decoded JSON document; raises `JsonRpcError` with the request's id where it has one."""
+    if not isinstance(document, dict):
+        raise JsonRpcError(INVALID_REQUEST, "Invalid request: a call must be an object")
+    request_id = document.get("id")
+    if isinstance(request_id, bool) or not isinstance(request_id, (str, int, type(None))):
+        raise JsonRpcError(INVALID_REQUEST, "Invalid request: id must be a string or an integer")
+    if document.get("jsonrpc") != "2.0":
+        raise JsonRpcError(INVALID_REQUEST, "Invalid request: jsonrpc must be '2.0'", request_id=request_id)
+    method = document.get("method")
+    if not isinstance(method, str):
+        raise JsonRpcError(INVALID_REQUEST, "Invalid request: method must be a string", request_id=request_id)
+    unknown = sorted(document.keys() - _FIELDS)
+    if unknown:
+        raise JsonRpcError(INVALID_REQUEST, f"Invalid request: unknown field {unknown[0]!r}", request_id=request_id)
+    params = document.get("params", {})
+    if not isinstance(params, dict):
+        raise JsonRpcError(INVALID_PARAMS, "Params must be an object", request_id=request_id)
+    return JsonRpcRequest(method=method, params=params, id=request_id)
+
+
+def encode_result(result: Any, request_id: RequestId) -> bytes:
+    return to_json({"jsonrpc": "2.0", "id": request_id, "result": result})
+
+
+def encode_error(error: JsonRpcError) -> bytes:
+    body: dict[str, Any] = {"code": error.code, "message": error.message, "data": error.data}
+    return to_json({"jsonrpc": "2.0", "id": error.request_id, "error": body})

@@ -1,0 +1,21 @@
+"""The messages of the protocol, as values."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Raw, Struct
+
+NO_DATA: Final = Raw()
+"""Stands for a message without a `data` field."""
+
+
+class Message(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
+    """A request as it came off the wire: its type, and its data still as JSON text."""
+
+    type: str
+    data: Raw = NO_DATA
+
+    @property
+    def has_data(self) -> bool:
+        return len(memoryview(self.data)) > 0
