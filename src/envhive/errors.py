@@ -9,7 +9,7 @@
     │   ├── UnknownTypeError
     │   ├── InvalidMessageError
     │   └── MessageTooLargeError
-    ├── EnvironmentFailure                    the environment's own code failed
+    ├── EnvironmentFailureError               the environment's own code failed
     │   ├── ExecutionError
     │   └── EnvironmentFactoryError
     ├── SessionError                          the session is not there, or no longer
@@ -136,18 +136,18 @@ class MessageTooLargeError(RequestError):
     http_status = 413
 
 
-class EnvironmentFailure(EnvHiveError):
+class EnvironmentFailureError(EnvHiveError):
     """The environment's own code failed. It is never a reward."""
 
     code = "EXECUTION_ERROR"
     outcome = "env_error"
 
 
-class ExecutionError(EnvironmentFailure):
+class ExecutionError(EnvironmentFailureError):
     """`reset`, `step` or `state` raised; the traceback is in the server's log."""
 
 
-class EnvironmentFactoryError(EnvironmentFailure):
+class EnvironmentFactoryError(EnvironmentFailureError):
     """The environment could not be created."""
 
     code = "FACTORY_ERROR"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 ObsT_co = TypeVar("ObsT_co", covariant=True)
 
 
-class ServerMode(str, Enum):
+class ServerMode(StrEnum):
     """`simulation` offers reset, step and state; `production` does not."""
 
     SIMULATION = "simulation"
     PRODUCTION = "production"
 
 
-class HealthStatus(str, Enum):
+class HealthStatus(StrEnum):
     HEALTHY = "healthy"
     DEGRADED = "degraded"
     UNHEALTHY = "unhealthy"

@@ -86,7 +86,7 @@ class HTTPEnvServer:
 
 
 def _with_hive(inner: Any, hive: Hive) -> Any:
-    """A lifespan that also starts and ends the hive. Where no lifespan runs (a mounted app), the hive starts by itself."""
+    """A lifespan that also starts and ends the hive. Where none runs (a mounted app), the hive starts by itself."""
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:

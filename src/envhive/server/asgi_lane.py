@@ -69,7 +69,7 @@ class AsgiConnection:
             frame = frame if frame is not None else message.get("bytes") or b""
             if len(frame) > self._hive.config.max_message_size:
                 self.close(MESSAGE_TOO_BIG, "message too big")
-                return await asyncio.Future()  # the writer ends the connection
+                await asyncio.Future()  # the writer ends the connection
             session.receive(frame)
             await self._may_read.wait()
 

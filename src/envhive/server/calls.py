@@ -11,7 +11,8 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from envhive.errors import EnvHiveError, EnvironmentFactoryError, ExecutionError, InvalidMessageError
-from envhive.server.blueprint import Blueprint, plan_for
+from envhive.inspection import MethodPlan
+from envhive.server.blueprint import Blueprint
 from envhive.types import EnvironmentMetadata
 from envhive.wire.codec import encode_observation, encode_state, validation_failure
 
@@ -44,34 +45,32 @@ class Calls:
             ) from error
         if inspect.isclass(env) or not callable(getattr(env, "step", None)):
             name = self.blueprint.factory_name
-            raise EnvironmentFactoryError(name, f"Environment factory '{name}' returned no environment but {env!r:.100}")
+            raise EnvironmentFactoryError(
+                name, f"Environment factory '{name}' returned no environment but {env!r:.100}"
+            )
         return env
 
-    def reset(self, env: Any, keywords: Keywords) -> bytes:
-        plan = plan_for(type(env)).reset
+    def reset(self, env: Any, plan: MethodPlan, keywords: Keywords) -> bytes:
         try:
             return encode_observation(getattr(env, plan.name)(**plan.select(keywords)))
         except (Exception, SystemExit) as error:
             raise attribute(error, "reset") from error
 
-    async def reset_async(self, env: Any, keywords: Keywords) -> bytes:
-        plan = plan_for(type(env)).reset
+    async def reset_async(self, env: Any, plan: MethodPlan, keywords: Keywords) -> bytes:
         try:
             return encode_observation(await getattr(env, plan.name)(**plan.select(keywords)))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             raise attribute(error, "reset") from error
 
-    def step(self, env: Any, action: bytes, keywords: Keywords) -> bytes:
+    def step(self, env: Any, plan: MethodPlan, action: bytes, keywords: Keywords) -> bytes:
         parsed = self.parse_action(action)
-        plan = plan_for(type(env)).step
         try:
             return encode_observation(getattr(env, plan.name)(parsed, **plan.select(keywords)))
         except (Exception, SystemExit) as error:
             raise attribute(error, "step") from error
 
-    async def step_async(self, env: Any, action: bytes, keywords: Keywords) -> bytes:
+    async def step_async(self, env: Any, plan: MethodPlan, action: bytes, keywords: Keywords) -> bytes:
         parsed = self.parse_action(action)
-        plan = plan_for(type(env)).step
         try:
             return encode_observation(await getattr(env, plan.name)(parsed, **plan.select(keywords)))
         except (Exception, SystemExit, asyncio.CancelledError) as error:

@@ -71,7 +71,7 @@ class FastLaneProtocol(WebSocketsSansIOProtocol):
         self._early = bytearray()
         super().handle_connect(event)
         if not self.close_sent:
-            self.scope["extensions"][TAKE_OVER] = self._offer  # type: ignore[index]
+            self.scope["extensions"][TAKE_OVER] = self._offer  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         if not self.handshake_initiated or self.handshake_complete:
@@ -100,7 +100,9 @@ class FastLaneProtocol(WebSocketsSansIOProtocol):
         transport, self.transport = self.transport, _HandedOver()
         self.connections.discard(self)
         self.handshake_complete = True
-        listener.start(transport, self.request.headers["Sec-WebSocket-Key"], headers, bytes(self._early), self.connections)
+        listener.start(
+            transport, self.request.headers["Sec-WebSocket-Key"], headers, bytes(self._early), self.connections
+        )
 
 
 class _HandedOver(asyncio.Transport):
@@ -379,7 +381,7 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
 
 
 class _Lingering:
-    """The transport as picows sees it. Its `close`, which picows calls right after a protocol error, waits for the peer."""
+    """The transport as picows sees it. Its `close`, which picows calls after a protocol error, waits for the peer."""
 
     __slots__ = ("_connection", "_transport")
 

@@ -18,7 +18,7 @@ class Peer(Protocol):
 
 
 class Heartbeat:
-    """Pings peers that have been silent for `interval` seconds and gives up on those that stay silent for `timeout` more.
+    """Pings peers that were silent for `interval` seconds and gives up on those that stay silent for `timeout` more.
 
     One sweep over all connections instead of a timer or task for each: at 16,384 connections a timer each
     costs some 1.5 kB of memory a session, and a sweep takes 2 ms.

@@ -63,7 +63,11 @@ class Hive:
         self.calls = Calls(blueprint)
         self._tick = min(
             LONGEST_TICK,
-            *(seconds / 4 for seconds in (config.ping_interval, config.ping_timeout, config.session_timeout) if seconds),
+            *(
+                seconds / 4
+                for seconds in (config.ping_interval, config.ping_timeout, config.session_timeout)
+                if seconds
+            ),
         )
         self._clock = clock
         self._started_at = clock()
@@ -77,7 +81,7 @@ class Hive:
     # Admission.
 
     def admit(self, outlet: Outlet | None) -> Session:
-        """A new session; raises when there is no place for it. Requests may follow at once: they wait for the environment."""
+        """A new session; raises when there is no place for it. Requests may follow at once: they wait."""
         if self._draining:
             raise DrainingError("The server is shutting down")
         if len(self.sessions) >= self.limit.sessions:
@@ -148,7 +152,9 @@ class Hive:
             reasons.append("the server is shutting down")
             status = HealthStatus.DEGRADED
         if lag > LAG_DEGRADED:
-            reasons.append(f"the event loop was blocked for {lag:.1f} s within the last {_LAG_SAMPLES * self._tick:.0f} s")
+            reasons.append(
+                f"the event loop was blocked for {lag:.1f} s within the last {_LAG_SAMPLES * self._tick:.0f} s"
+            )
             status = HealthStatus.UNHEALTHY if lag > LAG_UNHEALTHY else HealthStatus.DEGRADED
         if self._failures_in_a_row:
             reasons.append(f"the last {self._failures_in_a_row} attempt(s) to make an environment failed")

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from envhive.errors import EnvHiveError, ExecutionError
-from envhive.server.blueprint import Place, plan_for
+from envhive.inspection import ClassPlan, Place, plan_for
 from envhive.server.calls import Calls, describe
 
 Done = Callable[[Any, EnvHiveError | None], None]
@@ -29,7 +29,9 @@ Inbox = SimpleQueue[tuple[Job, tuple[Any, ...], Done] | None]
 class Runner(ABC):
     """Owns one environment and says where its methods run."""
 
-    __slots__ = ("calls", "env")
+    __slots__ = ("calls", "env", "plan")
+
+    plan: ClassPlan
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
@@ -56,20 +58,23 @@ class Runner(ABC):
         """Close the environment, if there is one, and give back what the runner holds."""
 
     def _opened(self, done: Done, env: Any, error: EnvHiveError | None) -> None:
-        self.env = env
+        if error is None:
+            self.env, self.plan = env, plan_for(type(env))
         done(env, error)
 
     def reset(self, keywords: dict[str, Any], done: Done) -> None:
-        if plan_for(type(self.env)).reset.is_async:
-            self.run_async(self.calls.reset_async, (self.env, keywords), done)
+        plan = self.plan.reset
+        if plan.is_async:
+            self.run_async(self.calls.reset_async, (self.env, plan, keywords), done)
         else:
-            self.run(self.calls.reset, (self.env, keywords), done)
+            self.run(self.calls.reset, (self.env, plan, keywords), done)
 
     def step(self, action: bytes, keywords: dict[str, Any], done: Done) -> None:
-        if plan_for(type(self.env)).step.is_async:
-            self.run_async(self.calls.step_async, (self.env, action, keywords), done)
+        plan = self.plan.step
+        if plan.is_async:
+            self.run_async(self.calls.step_async, (self.env, plan, action, keywords), done)
         else:
-            self.run(self.calls.step, (self.env, action, keywords), done)
+            self.run(self.calls.step, (self.env, plan, action, keywords), done)
 
     def state(self, done: Done) -> None:
         self.run(self.calls.state, (self.env,), done)
@@ -122,7 +127,7 @@ class LoopRunner(Runner):
         env, self.env = self.env, None
         if env is None:
             done(None, None)
-        elif plan_for(type(env)).async_close:
+        elif self.plan.async_close:
             self.run_async(self.calls.close_async, (env,), done)
         else:
             place = self.run if self._pool is None else self._pool.submit
@@ -161,7 +166,7 @@ class ThreadRunner(Runner):
         finish = functools.partial(self._closed, done)
         if env is None:
             finish(None, None)
-        elif plan_for(type(env)).async_close:
+        elif self.plan.async_close:
             self.run_async(self.calls.close_async, (env,), finish)
         else:
             self._thread.submit(self.calls.close, (env,), finish)

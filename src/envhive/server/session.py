@@ -13,7 +13,14 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final, Protocol
 
-from envhive.errors import EnvHiveError, InvalidJSONError, RequestError, SessionError, SessionExpiredError, UnknownTypeError
+from envhive.errors import (
+    EnvHiveError,
+    InvalidJSONError,
+    RequestError,
+    SessionError,
+    SessionExpiredError,
+    UnknownTypeError,
+)
 from envhive.server.mcp import answer_mcp
 from envhive.server.runner import Done, Runner
 from envhive.types import ServerMode, SessionInfo
@@ -197,13 +204,16 @@ class Session:
     # Requests that come by another way than frames.
 
     async def ask_reset(self, keywords: dict[str, Any]) -> bytes:
-        return await self._ask("reset", lambda done: self._runner.reset(keywords, done))
+        payload: bytes = await self._ask("reset", lambda done: self._runner.reset(keywords, done))
+        return payload
 
     async def ask_step(self, action: bytes, keywords: dict[str, Any]) -> bytes:
-        return await self._ask("step", lambda done: self._runner.step(action, keywords, done))
+        payload: bytes = await self._ask("step", lambda done: self._runner.step(action, keywords, done))
+        return payload
 
     async def ask_state(self) -> bytes:
-        return await self._ask("state", self._runner.state)
+        payload: bytes = await self._ask("state", self._runner.state)
+        return payload
 
     async def ask(self, job: Callable[[Any], Any]) -> Any:
         """Run `job(environment)` where the environment's code runs."""
@@ -254,7 +264,7 @@ class Session:
         self._pump()
 
     def _pump(self) -> None:
-        """Handle requests until one has to be waited for. A loop, so that ten thousand frames nest no deeper than one."""
+        """Handle requests until one has to be waited for. A loop: ten thousand frames nest no deeper than one."""
         if self._pumping:
             return
         self._pumping = True

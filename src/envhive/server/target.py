@@ -8,14 +8,14 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
 from envhive.envs import SHIPPED
 from envhive.errors import TargetError
+from envhive.inspection import infer_models, underlying_class
 from envhive.server.app import create_app
-from envhive.server.blueprint import infer_models, underlying_class
 
 MANIFEST = "openenv.yaml"
 
@@ -76,14 +76,14 @@ def _import_from(folder: Path) -> None:
 
 def _app_from_reference(reference: str, env_name: str | None) -> Any:
     found = _import_reference(reference)
-    if inspect.isclass(found):
+    if isinstance(found, type):
         if not callable(getattr(found, "step", None)):
             raise TargetError(f"{reference} is a class without a step method, so it is no environment.")
         if inspect.isabstract(found):
-            missing = ", ".join(sorted(found.__abstractmethods__))
+            missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
             raise TargetError(f"{reference} cannot be served: it does not define {missing}.")
         action_cls, observation_cls = infer_models(found)
-        return create_app(found, action_cls, observation_cls, env_name=env_name)
+        return create_app(cast(Any, found), action_cls, observation_cls, env_name=env_name)
     if _is_asgi_app(found):
         return found
     returned = underlying_class(found) if callable(found) else None
@@ -100,7 +100,9 @@ def _import_reference(reference: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise TargetError(f"{module_name} needs the module {error.name!r}, which is not installed.") from error
-        raise TargetError(f"There is no module {module_name!r} here ({Path.cwd()}) or among the installed ones.") from None
+        raise TargetError(
+            f"There is no module {module_name!r} here ({Path.cwd()}) or among the installed ones."
+        ) from None
     except (TargetError, SyntaxError):
         raise
     for part in attribute.split("."):
@@ -112,4 +114,6 @@ def _import_reference(reference: str) -> Any:
 
 
 def _is_asgi_app(found: Any) -> bool:
-    return callable(found) and (hasattr(found, "router") or inspect.iscoroutinefunction(getattr(found, "__call__", None)))  # noqa: B004
+    if not callable(found):
+        return False
+    return hasattr(found, "router") or inspect.iscoroutinefunction(type(found).__call__)

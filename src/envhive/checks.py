@@ -1,0 +1,336 @@
+"""`check_environment`: tells an author, in plain words, what breaks the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from envhive.inspection import declared_types, factory_name, plan_for, underlying_class
+from envhive.samples import sample_instance
+from envhive.types import State
+from envhive.wire.codec import encode_observation, encode_state
+
+Level = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be, and what to do about it."""
+
+    level: Level
+    check: str
+    problem: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.check}: {self.problem} {self.advice}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What the checks found. True if nothing breaks the contract."""
+
+    environment: str
+    passed: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not any(finding.level == "error" for finding in self.findings)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        verdict = "keeps the contract" if self.ok else "breaks the contract"
+        return "\n".join([f"{self.environment} {verdict} ({len(self.passed)} checks passed)", *map(str, self.findings)])
+
+
+class _Broken(Exception):  # noqa: N818
+    """A check failed; the rest of it makes no sense."""
+
+    def __init__(self, problem: str, advice: str, level: Level = "error") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.advice = advice
+        self.level: Level = level
+
+
+def check_environment(
+    env: Callable[[], Any], action: Any = None, *, action_cls: type[Any] | None = None, seed: int = 42, steps: int = 3
+) -> Report:
+    """Check that an environment class keeps the contract.
+
+    Args:
+        env: The class, or a function that makes an instance.
+        action: An action, or several to be taken in turn. Without one, a valid action is made up from the action class.
+        action_cls: What `step` takes, where the class does not declare it.
+        seed: Given to `reset`, twice, to see whether it brings the same episode.
+        steps: How many steps each episode of the checks has at most.
+
+    Example:
+        >>> from envhive.envs.echo import EchoEnvironment
+        >>> print(check_environment(EchoEnvironment))
+        EchoEnvironment keeps the contract (8 checks passed)
+    """
+    return _Checker(env, action, action_cls, seed, steps).run()
+
+
+class _Checker:
+    def __init__(
+        self, env: Callable[[], Any], action: Any, action_cls: type[Any] | None, seed: int, steps: int
+    ) -> None:
+        self.factory = env
+        self.name = factory_name(env)
+        self.cls = underlying_class(env)
+        self.types = declared_types(self.cls)
+        self.given_action = action
+        self.action_cls = action_cls or self.types.get("action")
+        self.seed = seed
+        self.steps = steps
+
+    def run(self) -> Report:
+        report = Report(self.name)
+        checks: list[tuple[str, Callable[[], None]]] = [
+            ("types are declared", self.types_are_declared),
+            ("instances can be made", self.can_be_made),
+            ("reset returns an observation", self.reset_returns_an_observation),
+            ("step returns an observation", self.step_returns_an_observation),
+            ("state is a model", self.state_is_a_model),
+            ("the same seed brings the same episode", self.seed_decides),
+            ("close may be called twice", self.close_twice),
+            ("instances share no state", self.instances_are_separate),
+        ]
+        for title, check in checks:
+            try:
+                check()
+            except _Broken as broken:
+                report.findings.append(Finding(broken.level, title, broken.problem, broken.advice))
+                if title == "instances can be made":
+                    break
+            else:
+                report.passed.append(title)
+        return report
+
+    # The checks.
+
+    def types_are_declared(self) -> None:
+        missing = [role for role in ("action", "observation") if role not in self.types]
+        if self.cls is not None and missing:
+            raise _Broken(
+                f"{self.name} does not say what its {' and '.join(missing)} is.",
+                "Derive from Environment[MyAction, MyObservation, MyState], or annotate step.",
+                level="warning",
+            )
+
+    def can_be_made(self) -> None:
+        self._close(self._make())
+
+    def reset_returns_an_observation(self) -> None:
+        env = self._make()
+        self._check_observation(self._reset(env), "reset")
+        self._close(env)
+
+    def step_returns_an_observation(self) -> None:
+        env = self._make()
+        self._reset(env)
+        self._check_observation(self._step(env, 0), "step")
+        self._close(env)
+
+    def state_is_a_model(self) -> None:
+        env = self._make()
+        self._reset(env)
+        static = inspect.getattr_static(type(env), "state", None)
+        if inspect.isfunction(static):
+            raise _Broken("state is a method.", "Put @property above `def state`.")
+        state = self._guard("state", lambda: env.state)
+        declared = self.types.get("state", State)
+        if isinstance(state, BaseModel) and not isinstance(state, declared):
+            raise _Broken(
+                f"state returns {type(state).__name__}, but {declared.__name__} is declared.",
+                "Return the declared class.",
+            )
+        if not isinstance(state, (BaseModel, dict)):
+            raise _Broken(f"state returns {type(state).__name__}.", "Return a State, or a class derived from it.")
+        try:
+            encode_state(state)
+        except Exception as error:
+            raise _Broken(
+                f"state cannot be sent as JSON: {error}.", "Keep only what JSON has: text, numbers, lists."
+            ) from error
+        self._close(env)
+
+    def seed_decides(self) -> None:
+        first, second = self._episode(), self._episode()
+        for index, (one, other) in enumerate(zip(first, second, strict=False)):
+            if one != other:
+                where = "reset" if index == 0 else f"step {index}"
+                raise _Broken(
+                    f"two episodes with seed {self.seed} and the same actions differ at {where}.",
+                    "Draw all randomness from a generator that reset(seed) seeds, and keep clocks out of observations.",
+                    level="warning",
+                )
+
+    def close_twice(self) -> None:
+        env = self._make()
+        self._reset(env)
+        self._close(env)
+        try:
+            self._close(env)
+        except _Broken as broken:
+            raise _Broken(
+                f"a second close() fails: {broken.problem}", "Let close() do nothing when it has been done."
+            ) from None
+
+    def instances_are_separate(self) -> None:
+        env, other = self._make(), self._make()
+        try:
+            if not getattr(type(env), "SUPPORTS_CONCURRENT_SESSIONS", False):
+                return
+            if env is other:
+                raise _Broken(
+                    "the factory hands out the same instance twice, but SUPPORTS_CONCURRENT_SESSIONS is set.",
+                    "Make a new instance for each session.",
+                )
+            alone = self._episode()
+            self._reset(env)
+            self._reset(other)
+            beside = [_comparable(self._reset(env))]
+            for index in range(self.steps):
+                self._step(other, index)  # what the neighbour does must not be felt
+                observation = self._step(env, index)
+                beside.append(_comparable(observation))
+                if getattr(observation, "done", False):
+                    break
+            if alone == self._episode() and beside != alone:
+                raise _Broken(
+                    "an episode goes differently while another instance is being used, "
+                    "but SUPPORTS_CONCURRENT_SESSIONS is set.",
+                    "Keep all state on the instance: no class attributes, globals or shared files that change.",
+                )
+        finally:
+            self._close(env)
+            if other is not env:
+                self._close(other)
+
+    # Using an environment.
+
+    def _make(self) -> Any:
+        env = self._guard("the constructor", self.factory)
+        for method in ("reset", "step"):
+            if not callable(getattr(env, method, None)):
+                raise _Broken(f"{type(env).__name__} has no {method} method.", f"Write `def {method}(self, ...)`.")
+        return env
+
+    def _reset(self, env: Any) -> Any:
+        plan = plan_for(type(env)).reset
+        keywords = plan.select({"seed": self.seed, "episode_id": "check"})
+        return self._guard("reset", lambda: getattr(env, plan.name)(**keywords))
+
+    def _step(self, env: Any, index: int) -> Any:
+        plan = plan_for(type(env)).step
+        action = self._action(index)
+        return self._guard("step", lambda: getattr(env, plan.name)(action))
+
+    def _close(self, env: Any) -> None:
+        close = getattr(env, "close", None)
+        if callable(close):
+            self._guard("close", close)
+
+    def _episode(self) -> list[Any]:
+        env = self._make()
+        seen = [_comparable(self._reset(env))]
+        for index in range(self.steps):
+            observation = self._step(env, index)
+            seen.append(_comparable(observation))
+            if getattr(observation, "done", False):
+                break
+        self._close(env)
+        return seen
+
+    def _action(self, index: int) -> Any:
+        if isinstance(self.given_action, Sequence) and not isinstance(self.given_action, (str, bytes)):
+            return self.given_action[index % len(self.given_action)]
+        if self.given_action is not None:
+            return self.given_action
+        if self.action_cls is None:
+            raise _Broken("no action to step with is known.", "Pass one: check_environment(env, action=MyAction(...)).")
+        try:
+            return sample_instance(self.action_cls)
+        except (ValidationError, ValueError, TypeError) as error:
+            raise _Broken(
+                f"no valid {self.action_cls.__name__} could be made up ({_first_line(error)}).",
+                "Pass one: check_environment(env, action=MyAction(...)).",
+                level="warning",
+            ) from error
+
+    def _check_observation(self, observation: Any, method: str) -> None:
+        if observation is None:
+            raise _Broken(f"{method} returns nothing.", f"End {method} with `return MyObservation(...)`.")
+        declared = self.types.get("observation")
+        if declared is not None and not isinstance(observation, declared):
+            raise _Broken(
+                f"{method} returns {type(observation).__name__}, but {declared.__name__} is declared.",
+                "Return the declared class.",
+            )
+        reward = getattr(observation, "reward", None)
+        if reward is not None and not isinstance(reward, (bool, int, float)):
+            raise _Broken(
+                f"{method} gives a reward of type {type(reward).__name__}.", "Make it a float: float(reward)."
+            )
+        try:
+            payload = encode_observation(observation)
+        except Exception as error:
+            raise _Broken(
+                f"the observation of {method} cannot be sent as JSON: {_first_line(error)}.",
+                "Keep only what JSON has: text, numbers, lists, dicts, models.",
+            ) from error
+        if declared is not None and issubclass(declared, BaseModel):
+            self._check_round_trip(declared, payload, method)
+
+    def _check_round_trip(self, declared: type[BaseModel], payload: bytes, method: str) -> None:
+        document = json.loads(payload)
+        beside = {name: document[name] for name in ("reward", "done") if name in declared.model_fields}
+        try:
+            declared.model_validate({**document["observation"], **beside})
+        except ValidationError as error:
+            raise _Broken(
+                f"a typed client cannot read back the observation of {method}: {_first_line(error)}.",
+                "Let its fields' types accept what their JSON form is.",
+                level="warning",
+            ) from error
+
+    def _guard(self, what: str, call: Callable[[], Any]) -> Any:
+        """Call the author's code; whatever it raises is a finding."""
+        try:
+            result = call()
+            return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+        except Exception as error:
+            raise _Broken(
+                f"{what} raised {type(error).__name__}: {_first_line(error)}.",
+                "See the traceback by calling it yourself.",
+            ) from error
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _comparable(observation: Any) -> Any:
+    try:
+        return json.loads(encode_observation(observation))
+    except Exception as error:
+        raise _Broken(
+            f"an observation cannot be sent as JSON: {_first_line(error)}.", "Keep only what JSON has."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return " ".join(line.strip() for line in lines[:3]) if lines else type(error).__name__

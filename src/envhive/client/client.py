@@ -1,0 +1,220 @@
+"""The client: `reset`, `step` and `state` of an environment somewhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import typing
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
+
+from pydantic import BaseModel
+
+from envhive.client.transport import Transport, TransportOptions, websocket_url
+from envhive.errors import ConnectionLostError, SessionError
+from envhive.types import StepResult
+
+if TYPE_CHECKING:
+    from envhive.client.sync import SyncEnvClient
+
+ActT = TypeVar("ActT")
+ObsT = TypeVar("ObsT")
+StateT = TypeVar("StateT")
+
+
+def _model_or_none(argument: Any) -> type[Any] | None:
+    return argument if inspect.isclass(argument) and issubclass(argument, BaseModel) else None
+
+
+class EnvClient(Generic[ActT, ObsT, StateT]):
+    """One session with an environment server. Asynchronous; `.sync()` gives the same for plain code.
+
+    It connects by itself when it is first used. Calls from several tasks queue up, and each gets its own
+    reply. When the connection is lost, `step` and `state` say so, and `reset` opens a new session.
+
+    A typed client needs no code beyond its types:
+
+        class Echo(EnvClient[EchoAction, EchoObservation, State]): ...
+
+    or override `_step_payload`, `_parse_result` and `_parse_state`.
+
+    Args:
+        base_url: Where the server is: http, https, ws or wss.
+        connect_timeout_s: How long connecting may take.
+        message_timeout_s: How long a reply may take; None: for ever.
+        max_message_size_mb: Largest reply accepted.
+        websocket_ping_interval_s: Silence after which the server is asked whether it is there; None: never.
+        websocket_ping_timeout_s: How long it may take to answer that; at most the interval.
+        headers: Sent with the upgrade, for proxies and tokens.
+        action_cls, observation_cls, state_cls: The types to use, where the class does not name them.
+    """
+
+    action_cls: type[Any] | None = None
+    observation_cls: type[Any] | None = None
+    state_cls: type[Any] | None = None
+    _declared: ClassVar[tuple[type[Any] | None, ...]] = (None, None, None)
+
+    def __init__(
+        self,
+        base_url: str,
+        connect_timeout_s: float = 10.0,
+        message_timeout_s: float | None = 60.0,
+        max_message_size_mb: float = 100.0,
+        websocket_ping_interval_s: float | None = 20.0,
+        websocket_ping_timeout_s: float | None = 20.0,
+        headers: dict[str, str] | None = None,
+        *,
+        action_cls: type[Any] | None = None,
+        observation_cls: type[Any] | None = None,
+        state_cls: type[Any] | None = None,
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._url = websocket_url(base_url)
+        self._options = TransportOptions(
+            connect_timeout_s=connect_timeout_s,
+            message_timeout_s=message_timeout_s,
+            max_message_size_mb=max_message_size_mb,
+            ping_interval_s=websocket_ping_interval_s,
+            ping_timeout_s=websocket_ping_timeout_s,
+            headers=dict(headers or {}),
+        )
+        declared = self._declared
+        self.action_cls = action_cls or self.action_cls or declared[0]
+        self.observation_cls = observation_cls or self.observation_cls or declared[1]
+        self.state_cls = state_cls or self.state_cls or declared[2]
+        self._transport: Transport | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connecting: asyncio.Lock | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in getattr(cls, "__orig_bases__", ()):
+            arguments = typing.get_args(base)
+            if inspect.isclass(typing.get_origin(base)) and issubclass(typing.get_origin(base), EnvClient):
+                cls._declared = tuple(_model_or_none(argument) for argument in arguments)
+
+    @property
+    def base_url(self) -> str:
+        return self._base_url
+
+    # The environment.
+
+    async def reset(self, **kwargs: Any) -> StepResult[ObsT]:
+        """Begin an episode. Keywords (`seed`, `episode_id`, the environment's own) go to its `reset`.
+
+        After a lost connection this opens a new session, with a new environment.
+        """
+        before = self._transport
+        transport = await self._connected(may_reconnect=True)
+        try:
+            _, data = await transport.request("reset", kwargs, self._options.message_timeout_s)
+        except ConnectionLostError:
+            if transport is not before:
+                raise
+            # An old connection turned out to be dead, and its session with it: begin anew.
+            transport = await self._connected(may_reconnect=True)
+            _, data = await transport.request("reset", kwargs, self._options.message_timeout_s)
+        return self._parse_result(_as_dict(data))
+
+    async def step(self, action: ActT, timeout_s: float | None = None) -> StepResult[ObsT]:
+        """Do `action`. Waits `timeout_s` for the reply, or as long as the client does by default."""
+        payload = self._step_payload(action)
+        transport = await self._connected()
+        _, data = await transport.request("step", payload, timeout_s or self._options.message_timeout_s)
+        return self._parse_result(_as_dict(data))
+
+    async def state(self) -> StateT:
+        """Where the environment stands."""
+        transport = await self._connected()
+        _, data = await transport.request("state", None, self._options.message_timeout_s)
+        return self._parse_state(_as_dict(data))
+
+    # The connection.
+
+    async def connect(self) -> Self:
+        """Connect now rather than on first use."""
+        await self._connected(may_reconnect=True)
+        return self
+
+    async def close(self) -> None:
+        """End the session. May be called twice."""
+        transport, self._transport = self._transport, None
+        if transport is not None and self._loop is asyncio.get_running_loop():
+            await transport.close()
+
+    async def disconnect(self) -> None:
+        """The same as `close`."""
+        await self.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.connect()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} is asynchronous: use `async with`, or `with client.sync() as env`.")
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+    def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
+        """The same client for code without `await`."""
+        from envhive.client.sync import SyncEnvClient
+
+        return SyncEnvClient(self)
+
+    async def _connected(self, *, may_reconnect: bool = False) -> Transport:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._transport is not None and self._loop is not None and self._loop.is_running():
+                raise SessionError("This client belongs to another event loop. Make one client for each loop.")
+            self._loop, self._connecting = loop, asyncio.Lock()
+        assert self._connecting is not None
+        async with self._connecting:
+            transport = self._transport
+            if transport is not None and not may_reconnect:
+                return transport  # open, or knowing why it is not
+            if transport is None or not transport.is_open:
+                self._transport = transport = await Transport.connect(self._url, self._options)
+            return transport
+
+    # What typed clients may override.
+
+    def _step_payload(self, action: ActT) -> Any:
+        """The JSON object to send for an action."""
+        if isinstance(action, dict) and self.action_cls is not None:
+            return self.action_cls.model_validate(action).model_dump(mode="json")
+        if isinstance(action, BaseModel):
+            return action.model_dump(mode="json")
+        return action if isinstance(action, dict) or not hasattr(action, "__dict__") else vars(action)
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """The result in a reply's data."""
+        observation: Any = payload.get("observation", {})
+        if self.observation_cls is not None:
+            fields = self.observation_cls.model_fields
+            beside = {name: payload[name] for name in ("reward", "done") if name in fields and name in payload}
+            observation = self.observation_cls.model_validate({**observation, **beside})
+        return StepResult(
+            observation=observation,
+            reward=payload.get("reward"),
+            done=bool(payload.get("done", False)),
+            metadata=payload.get("metadata"),
+        )
+
+    def _parse_state(self, payload: dict[str, Any]) -> StateT:
+        """The state in a reply's data."""
+        parsed: Any = payload if self.state_cls is None else self.state_cls.model_validate(payload)
+        return parsed  # type: ignore[no-any-return]
+
+
+class GenericEnvClient(EnvClient[Any, dict[str, Any], dict[str, Any]]):
+    """A client for any environment, in plain dicts: nothing of the environment needs to be installed."""
+
+
+def _as_dict(data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ConnectionLostError(f"The server's reply has no data: {data!r:.100}")
+    return data

@@ -1,0 +1,100 @@
+"""The client for plain code. All sync clients of a process share one event loop on one background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from envhive.client.client import ActT, EnvClient, ObsT, StateT
+from envhive.types import StepResult
+
+T = TypeVar("T")
+
+
+class SyncEnvClient(Generic[ActT, ObsT, StateT]):
+    """An `EnvClient` without `await`. Safe from several threads, and inside a running event loop (a notebook)."""
+
+    def __init__(self, client: EnvClient[ActT, ObsT, StateT]) -> None:
+        self._client = client
+
+    @property
+    def async_client(self) -> EnvClient[ActT, ObsT, StateT]:
+        return self._client
+
+    @property
+    def base_url(self) -> str:
+        return self._client.base_url
+
+    def reset(self, **kwargs: Any) -> StepResult[ObsT]:
+        """See `EnvClient.reset`."""
+        return _run(self._client.reset(**kwargs))
+
+    def step(self, action: ActT, timeout_s: float | None = None) -> StepResult[ObsT]:
+        """See `EnvClient.step`."""
+        return _run(self._client.step(action, timeout_s))
+
+    def state(self) -> StateT:
+        """See `EnvClient.state`."""
+        return _run(self._client.state())
+
+    def connect(self) -> Self:
+        """See `EnvClient.connect`."""
+        _run(self._client.connect())
+        return self
+
+    def close(self) -> None:
+        """See `EnvClient.close`."""
+        _run(self._client.close())
+
+    def disconnect(self) -> None:
+        """The same as `close`."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self.connect()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Background:
+    """The shared event loop: started on first use, gone with the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="envhive-client", daemon=True).start()
+            return self._loop
+
+
+_background = _Background()
+
+
+def _forget_background() -> None:
+    """A forked child has the loop but not its thread: it needs one of its own."""
+    global _background
+    _background = _Background()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_background)
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    future = asyncio.run_coroutine_threadsafe(coroutine, _background.loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # Ctrl-C: nobody waits for the reply any longer
+        raise
