@@ -7,19 +7,26 @@ from typing import Final
 
 from starlette.websockets import WebSocket, WebSocketState
 
-from envhive.errors import EnvHiveError
+from envhive.errors import EnvHiveError, SessionError
 from envhive.server.hive import Hive
-from envhive.server.session import TRY_AGAIN_LATER, Session
+from envhive.server.session import NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
 from envhive.wire.codec import encode_error_reply
 
 TAKE_OVER: Final = "envhive.take_over"
 """The scope extension through which the fast lane offers to carry the frames itself."""
+
+REFUSAL_S: Final = 1.0
+"""How long a refused client gets to ask its first question and hear the answer."""
 
 MESSAGE_TOO_BIG: Final = 1009
 
 
 async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
     """Give a WebSocket connection a session, on the fast lane where the server offers one."""
+    wanted = websocket.query_params.get("session_id")
+    if wanted:
+        await _refuse(websocket, SessionError(f"Unknown session_id: {wanted}"))
+        return
     offer = (websocket.scope.get("extensions") or {}).get(TAKE_OVER)
     if offer is not None and offer.receive == websocket._receive:
         offer.take(hive)
@@ -29,49 +36,60 @@ async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
         await AsgiConnection(websocket, hive).run()
 
 
+async def _refuse(websocket: WebSocket, error: EnvHiveError) -> None:
+    """Accept, say why not, and close: the frame reaches the client, which a refused upgrade's body would not."""
+    await websocket.accept()
+    connection = AsgiConnection(websocket, None)
+    connection.refuse(error, NORMAL_CLOSURE, asked=False)
+    await connection.run()
+
+
 class AsgiConnection:
     """One accepted ASGI WebSocket: the outlet of its session. `run` lasts as long as the connection."""
 
-    def __init__(self, websocket: WebSocket, hive: Hive) -> None:
+    def __init__(self, websocket: WebSocket, hive: Hive | None) -> None:
         self._websocket = websocket
         self._hive = hive
         self._session: Session | None = None
+        self._refusal: tuple[int, str] | None = None
         self._outbox: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
         self._may_read = asyncio.Event()
         self._may_read.set()
 
     async def run(self) -> None:
-        writer = asyncio.create_task(self._write())
-        reader: asyncio.Task[None] | None = None
-        try:
+        """Carry frames both ways until either side is done."""
+        if self._hive is not None:
             try:
                 self._session = self._hive.admit(self)
             except EnvHiveError as error:
-                self.send(encode_error_reply(error))
-                self.close(TRY_AGAIN_LATER, error.code)
-            else:
-                reader = asyncio.create_task(self._read(self._session))
-            await asyncio.wait({writer} if reader is None else {writer, reader}, return_when=asyncio.FIRST_COMPLETED)
+                self.refuse(error, TRY_AGAIN_LATER, asked=False)
+        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if self._session is not None:
                 self._session.detach()
-            for task in (reader, writer):
-                if task is not None:
-                    task.cancel()
-            await asyncio.gather(*(task for task in (reader, writer) if task is not None), return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, session: Session) -> None:
+    async def _read(self) -> None:
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 return
             frame = message.get("text")
             frame = frame if frame is not None else message.get("bytes") or b""
-            if len(frame) > self._hive.config.max_message_size:
+            if self._refusal is not None:
+                self.close(*self._refusal)  # it has asked, and will now read why it was refused
+            elif self._hive is not None and len(frame) > self._hive.config.max_message_size:
                 self.close(MESSAGE_TOO_BIG, "message too big")
-                await asyncio.Future()  # the writer ends the connection
-            session.receive(frame)
-            await self._may_read.wait()
+                self._session, session = None, self._session
+                if session is not None:
+                    session.detach()
+            elif self._session is not None:
+                self._session.receive(frame)
+                await self._may_read.wait()
 
     async def _write(self) -> None:
         while True:
@@ -96,7 +114,17 @@ class AsgiConnection:
             self._session.hold()  # until it has gone out: a peer that does not read gets no further replies made
 
     def close(self, code: int, reason: str) -> None:
+        self._refusal = None
         self._outbox.put_nowait((code, reason))
+
+    def refuse(self, error: EnvHiveError, code: int, *, asked: bool) -> None:
+        self._session = None
+        self.send(encode_error_reply(error))
+        if asked:
+            self.close(code, error.code)
+        else:
+            self._refusal = (code, error.code)
+            asyncio.get_running_loop().call_later(REFUSAL_S, self.close, code, error.code)
 
     def pause_reading(self) -> None:
         self._may_read.clear()

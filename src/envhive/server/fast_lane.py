@@ -13,6 +13,7 @@ An endpoint that does not take over (an app's own WebSocket route) is served by 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from picows import (
@@ -31,7 +32,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from envhive.errors import EnvHiveError
-from envhive.server.asgi_lane import TAKE_OVER
+from envhive.server.asgi_lane import REFUSAL_S, TAKE_OVER
 from envhive.server.hive import Hive
 from envhive.server.session import GOING_AWAY, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
 from envhive.wire.codec import encode_error_reply
@@ -127,6 +128,7 @@ class FastConnection(WSListener):
         "_hive",
         "_parts",
         "_parts_size",
+        "_refusal",
         "_session",
         "_timer",
         "_transport",
@@ -145,6 +147,7 @@ class FastConnection(WSListener):
         self._connections: set[Any] | None = None
         self._parts: list[bytes] | None = None
         self._parts_size = 0
+        self._refusal: tuple[int, str] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.close_sent = False
         self._close_received = False
@@ -183,8 +186,7 @@ class FastConnection(WSListener):
         try:
             self._session = self._hive.admit(self)
         except EnvHiveError as error:
-            self.send(encode_error_reply(error))
-            self.close(TRY_AGAIN_LATER, error.code)
+            self.refuse(error, TRY_AGAIN_LATER, asked=False)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         self.heard = True
@@ -193,7 +195,8 @@ class FastConnection(WSListener):
         if kind is _CLOSE:
             self._peer_closes()
         elif session is None or self.close_sent:
-            pass  # refused, or closing: nothing more is answered
+            if self._refusal is not None:
+                self.close(*self._refusal)  # it has asked, and will now read why it was refused
         elif kind is _TEXT and frame.fin and self._parts is None:
             try:
                 text = frame.get_payload_as_utf8_text()
@@ -278,11 +281,21 @@ class FastConnection(WSListener):
         if self._ws is None or self.close_sent:
             return
         self.close_sent = True
+        self._refusal = None
         self._ws.send_close(code, reason.encode()[:_LONGEST_REASON].decode(errors="ignore"))  # type: ignore[arg-type]
         if self._close_received:
             self._hang_up()
         else:
             self._cut_off_in(_LINGER_S)
+
+    def refuse(self, error: EnvHiveError, code: int, *, asked: bool) -> None:
+        self._session = None
+        self.send(encode_error_reply(error))
+        if asked:
+            self.close(code, error.code)
+        else:
+            self._refusal = (code, error.code)
+            self._set_timer(REFUSAL_S, self.close, code, error.code)
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -329,8 +342,13 @@ class FastConnection(WSListener):
             self._transport.close()
 
     def _cut_off_in(self, seconds: float) -> None:
-        if self._timer is None and self._transport is not None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self.abort, "closing took too long")
+        self._set_timer(seconds, self.abort, "closing took too long")
+
+    def _set_timer(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, callback, *args)
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]

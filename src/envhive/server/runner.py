@@ -114,14 +114,13 @@ class LoopRunner(Runner):
             result, error = await job(*args), None
         except EnvHiveError as failure:
             result, error = None, failure
-        except asyncio.CancelledError:  # it was cancelled before its first line
-            result, error = None, ExecutionError("cancelled")
         self._task = None
         done(result, error)
 
     def cancel(self) -> None:
         if self._task is not None:
-            self._task.cancel()
+            # Soon, not now: a task that is cancelled before its first line never runs, and would never answer.
+            asyncio.get_running_loop().call_soon(self._task.cancel)
 
     def close(self, done: Done) -> None:
         env, self.env = self.env, None

@@ -51,6 +51,13 @@ class Outlet(Protocol):
     def close(self, code: int, reason: str) -> None:
         """Nothing more will be sent: close, after what was sent has gone out."""
 
+    def refuse(self, error: EnvHiveError, code: int, *, asked: bool) -> None:
+        """There will be no session: say why, and close when the client has heard it.
+
+        A client that has not `asked` anything yet is about to. Its request must still find the connection
+        open, or it sees a broken connection and never reads why.
+        """
+
     def pause_reading(self) -> None:
         """Too many requests are waiting: read no more for now."""
 
@@ -349,14 +356,17 @@ class Session:
 
     def _opened(self, env: Any, error: EnvHiveError | None) -> None:
         self._keeper.session_opened(self, error)
-        if error is not None:
-            self._send(encode_error_reply(error))
-            self._farewell = (INTERNAL_ERROR, error.code)
-            self._phase = Phase.CLOSING
-            self._drop_inbox(error)
         self.last_active = self._clock()
         self.busy_with = ""
-        if self._phase is Phase.CLOSING:
+        if error is not None:
+            outlet, self._outlet = self._outlet, None
+            asked = bool(self._inbox)
+            self._phase = Phase.CLOSING
+            self._drop_inbox(error)
+            self._close_environment()
+            if outlet is not None:
+                outlet.refuse(error, INTERNAL_ERROR, asked=asked)
+        elif self._phase is Phase.CLOSING:
             self._close_environment()
         else:
             self._phase = Phase.IDLE

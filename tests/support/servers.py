@@ -1,0 +1,113 @@
+"""Servers for tests: the real ones, on a thread of the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import uvicorn
+from websockets.sync.client import ClientConnection, connect
+
+from envhive import HTTPEnvServer, create_app
+from envhive.server.config import forced
+from envhive.server.fast_lane import FastLaneProtocol
+from envhive.server.run import bind
+from tests.support.envs import Move, Seen
+
+Lane = Literal["fast", "asgi"]
+
+
+class Running:
+    """A server that is up."""
+
+    def __init__(self, app: Any, port: int, stop: Callable[[], None]) -> None:
+        self.app = app
+        self.port = port
+        self.stop = stop
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def server(self) -> HTTPEnvServer:
+        found: HTTPEnvServer = self.app.state.envhive
+        return found
+
+    def connect(self, path: str = "/ws", **options: Any) -> ClientConnection:
+        return connect(f"ws://127.0.0.1:{self.port}{path}", proxy=None, **options)
+
+    def wait_until_empty(self) -> None:
+        eventually(lambda: self.server.active_sessions == 0)
+
+
+@contextmanager
+def running(app: Any, lane: Lane, **options: Any) -> Iterator[Running]:
+    """Serve an app until the block ends."""
+    listener = bind("127.0.0.1", 0)
+    settings = {
+        "ws": FastLaneProtocol if lane == "fast" else "websockets-sansio",
+        "log_config": None,
+        "timeout_graceful_shutdown": 10,
+        **options,
+    }
+    server = uvicorn.Server(uvicorn.Config(app, **settings))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(timeout=20)
+        assert not thread.is_alive(), "the server did not stop"
+
+    try:
+        eventually(lambda: server.started)
+        yield Running(app, listener.getsockname()[1], stop)
+    finally:
+        stop()
+        listener.close()
+
+
+@contextmanager
+def serving(env: Any, lane: Lane, *, config: dict[str, Any] | None = None, **app_options: Any) -> Iterator[Running]:
+    """Serve an environment until the block ends."""
+    config = config or {}
+    with forced(**config):
+        app = create_app(
+            env, app_options.pop("action_cls", Move), app_options.pop("observation_cls", Seen), **app_options
+        )
+    ws_options = {"ws_max_size": config["max_message_size"]} if "max_message_size" in config else {}
+    with running(app, lane, **ws_options) as server:
+        yield server
+
+
+def eventually(condition: Callable[[], Any], within: float = 10.0) -> None:
+    """Wait until something is so, and fail if it does not become so."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become so in time"
+        time.sleep(0.005)
+
+
+def ask(ws: ClientConnection, message: Any) -> dict[str, Any]:
+    """Send a message (a dict, or a frame as it is) and return the reply."""
+    ws.send(message if isinstance(message, (str, bytes)) else json.dumps(message))
+    return receive(ws)
+
+
+def receive(ws: ClientConnection) -> dict[str, Any]:
+    reply: dict[str, Any] = json.loads(ws.recv(timeout=10))
+    return reply
+
+
+def reset(ws: ClientConnection, **keywords: Any) -> dict[str, Any]:
+    return ask(ws, {"type": "reset", "data": keywords})
+
+
+def step(ws: ClientConnection, **action: Any) -> dict[str, Any]:
+    return ask(ws, {"type": "step", "data": action})
