@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+import anyio
 from starlette.websockets import WebSocket, WebSocketState
 
 from envhive.errors import EnvHiveError, SessionError
@@ -63,20 +64,20 @@ class AsgiConnection:
                 self._session = self._hive.admit(self)
             except EnvHiveError as error:
                 self.refuse(error, TRY_AGAIN_LATER, asked=False)
-        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            async with anyio.create_task_group() as both:
+                both.start_soon(self._read, both.cancel_scope)
+                await self._write()
+                both.cancel_scope.cancel()
         finally:
             if self._session is not None:
                 self._session.detach()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self) -> None:
+    async def _read(self, both: anyio.CancelScope) -> None:
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
+                both.cancel()
                 return
             frame = message.get("text")
             frame = frame if frame is not None else message.get("bytes") or b""

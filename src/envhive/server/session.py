@@ -101,6 +101,7 @@ class Session:
     __slots__ = (
         "_clock",
         "_created_at",
+        "_ended_by",
         "_farewell",
         "_held",
         "_inbox",
@@ -142,6 +143,7 @@ class Session:
         self._inbox: deque[str | bytes | Ask] = deque()
         self._wrap: Callable[[bytes], bytes] = encode_observation_reply
         self._farewell = (NORMAL_CLOSURE, "")
+        self._ended_by: EnvHiveError = SessionError("The session has ended")
         self._held = False
         self._pumping = False
         self._reading_paused = False
@@ -181,7 +183,7 @@ class Session:
         was = self._phase
         self._phase = Phase.CLOSING
         self._farewell = (code, reason)
-        self._drop_inbox(SessionError("The session has ended"))
+        self._drop_inbox()
         if was is Phase.BUSY:
             self._runner.cancel()
         elif was is Phase.IDLE:
@@ -190,15 +192,15 @@ class Session:
     def retire(self, code: int, reason: str) -> None:
         """End as soon as the running request, if any, has been answered."""
         if self._phase in (Phase.OPENING, Phase.BUSY):
-            self._drop_inbox(SessionError(reason))
+            self._drop_inbox()
             self._inbox.append(Ask(lambda: self.end(code, reason), lambda error: None))
         else:
             self.end(code, reason)
 
     def expire(self, idle_limit: float) -> None:
-        error = SessionExpiredError(f"Session expired: idle for more than {idle_limit:g} s")
-        self._send(encode_error_reply(error))
-        self.end(GOING_AWAY, str(error))
+        self._ended_by = SessionExpiredError(f"Session expired: idle for more than {idle_limit:g} s")
+        self._send(encode_error_reply(self._ended_by))
+        self.end(GOING_AWAY, str(self._ended_by))
 
     def idle_since(self) -> float | None:
         """When it last did something; None while it is doing something. A busy session is never idle."""
@@ -245,7 +247,7 @@ class Session:
                 answer.set_exception(error)
 
         if self._phase in (Phase.CLOSING, Phase.CLOSED):
-            raise SessionError("The session has ended")
+            raise self._ended_by
         self._enqueue(Ask(turn, fail))
         return await answer
 
@@ -288,11 +290,11 @@ class Session:
             if self._outlet is not None:
                 self._outlet.resume_reading()
 
-    def _drop_inbox(self, error: EnvHiveError) -> None:
+    def _drop_inbox(self) -> None:
         dropped = [item for item in self._inbox if isinstance(item, Ask)]
         self._inbox.clear()
         for ask in dropped:
-            ask.fail(error)
+            ask.fail(self._ended_by)
 
     def _handle(self, frame: str | bytes) -> None:
         try:
@@ -362,7 +364,8 @@ class Session:
             outlet, self._outlet = self._outlet, None
             asked = bool(self._inbox)
             self._phase = Phase.CLOSING
-            self._drop_inbox(error)
+            self._ended_by = error
+            self._drop_inbox()
             self._close_environment()
             if outlet is not None:
                 outlet.refuse(error, INTERNAL_ERROR, asked=asked)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from pydantic import ValidationError as PydanticValidationError
 from pydantic_core import PydanticSerializationError, SchemaSerializer, to_json
 
@@ -173,7 +173,9 @@ def encode_observation(observation: Any) -> bytes:
 
 
 def _direct_serializer(cls: type) -> SchemaSerializer | None:
-    if not issubclass(cls, BaseModel) or cls.model_dump is not BaseModel.model_dump:
+    if not issubclass(cls, BaseModel) or issubclass(cls, RootModel):
+        return None
+    if cls.model_dump is not BaseModel.model_dump:
         return None  # an author who overrides model_dump means it to be called
     return cls.__pydantic_serializer__
 

@@ -1,0 +1,160 @@
+"""Who gets in, who has been idle too long, and how well the hive says it is. The clock is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from envhive.errors import DrainingError, SessionCapacityError
+from envhive.server.blueprint import Blueprint
+from envhive.server.config import ServerConfig
+from envhive.server.hive import Hive
+from tests.support.envs import Move, Seen, async_counting, counting
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def hive_for(env: Any, clock: Clock | None = None, **config: Any) -> Hive:
+    return Hive(Blueprint.of(env, Move, Seen), ServerConfig(**config), clock=clock or Clock())
+
+
+def test_sessions_up_to_the_limit_get_in_and_a_freed_place_is_given_again() -> None:
+    async def scenario() -> None:
+        hive = hive_for(counting(BLOCKING=False), max_sessions=2)
+        first = hive.admit(None)
+        hive.admit(None)
+        with pytest.raises(SessionCapacityError) as full:
+            hive.admit(None)
+        assert (full.value.active_sessions, full.value.max_sessions) == (2, 2)
+        first.end()
+        hive.admit(None)
+        assert hive.capacity().is_at_capacity
+        await hive.shutdown()
+        assert hive.capacity().active_sessions == 0
+
+    asyncio.run(scenario())
+
+
+def test_only_sessions_idle_for_longer_than_allowed_expire() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        env = counting(BLOCKING=False)
+        hive = hive_for(env, clock, max_sessions=5, session_timeout=30)
+        old, busy_lately = hive.admit(None), hive.admit(None)
+        clock.now += 29
+        await busy_lately.ask_reset({})
+        hive.sweep()
+        assert len(hive.sessions) == 2
+        clock.now += 2
+        hive.sweep()
+        assert list(hive.sessions) == [busy_lately.id]
+        assert env.journal.events(1)[-1] == "close"
+        assert old.id not in hive.sessions
+        await hive.shutdown()
+
+    asyncio.run(scenario())
+
+
+def test_a_session_in_the_middle_of_a_step_does_not_expire() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        hive = hive_for(async_counting(), clock, max_sessions=1, session_timeout=30)
+        session = hive.admit(None)
+        step = asyncio.ensure_future(session.ask_step(b'{"seconds": 0.05}', {}))
+        while session.busy_with != "step":
+            await asyncio.sleep(0.001)
+        clock.now += 3600
+        hive.sweep()
+        assert session.id in hive.sessions
+        with pytest.raises(Exception, match="step_count"):  # it was never reset, and that is its own affair
+            await step
+        await hive.shutdown()
+
+    asyncio.run(scenario())
+
+
+def test_a_hive_that_shuts_down_takes_nobody_in() -> None:
+    async def scenario() -> None:
+        hive = hive_for(counting())
+        await hive.shutdown()
+        with pytest.raises(DrainingError):
+            hive.admit(None)
+
+    asyncio.run(scenario())
+
+
+def test_health_tells_of_capacity_version_and_uptime() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        hive = hive_for(counting(BLOCKING=False), clock, max_sessions=3)
+        hive.admit(None)
+        clock.now += 5
+        health = hive.health()
+        assert (health.status, health.reasons) == ("healthy", [])
+        assert (health.active_sessions, health.max_sessions, health.uptime_s) == (1, 3, 5.0)
+        await hive.shutdown()
+        assert hive.health().status == "degraded"
+
+    asyncio.run(scenario())
+
+
+def test_a_server_whose_environments_cannot_be_made_is_not_well() -> None:
+    broken = True
+    working = counting(BLOCKING=False)
+
+    def make() -> Any:
+        if broken:
+            raise RuntimeError("no disk")
+        return working()
+
+    async def scenario() -> None:
+        nonlocal broken
+        hive = hive_for(make, max_sessions=1)
+        seen = []
+        for _ in range(3):
+            with pytest.raises(Exception, match="no disk"):
+                await hive.metadata()
+            seen.append(hive.health().status)
+        assert seen == ["degraded", "degraded", "unhealthy"]
+        broken = False
+        await hive.metadata()
+        assert hive.health().status == "healthy"
+        await hive.shutdown()
+
+    asyncio.run(scenario())
+
+
+def test_a_blocked_event_loop_shows_in_health() -> None:
+    async def scenario() -> None:
+        hive = hive_for(counting(), session_timeout=0.04)  # a short tick, so that the sweeper looks soon
+        hive.start()
+        await asyncio.sleep(0)
+        threading.Event().wait(1.1)  # this is the blocked loop
+        await asyncio.sleep(0.05)
+        health = hive.health()
+        assert health.status == "degraded"
+        assert health.loop_lag_ms > 1000
+        assert "blocked" in health.reasons[0]
+        await hive.shutdown()
+
+    asyncio.run(scenario())
+
+
+def test_metadata_is_asked_of_one_instance_and_kept() -> None:
+    async def scenario() -> None:
+        env = counting()
+        hive = hive_for(env)
+        assert await hive.metadata() == await hive.metadata()
+        await hive.shutdown()
+        assert env.journal.count("make") == env.journal.count("close") == 1
+
+    asyncio.run(scenario())

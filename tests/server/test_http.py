@@ -1,0 +1,187 @@
+"""The HTTP endpoints, through Starlette's test client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from envhive import Observation, create_app
+from tests.support.envs import Counting, Move, Seen, async_counting, counting
+
+
+@pytest.fixture
+def env() -> type[Counting]:
+    return counting()
+
+
+@pytest.fixture
+def http(env: type[Counting]) -> Iterator[TestClient]:
+    with TestClient(create_app(env, Move, Seen, env_name="counting")) as client:
+        yield client
+
+
+def test_reset_is_stateless_and_leaves_nothing_behind(http: TestClient, env: type[Counting]) -> None:
+    reply = http.post("/reset", json={"seed": 4, "level": "two"})
+    assert reply.json() == {
+        "observation": {"metadata": {}, "total": 4, "thread": 0, "got": {"level": "two"}},
+        "reward": None,
+        "done": False,
+    }
+    assert http.post("/reset").status_code == 200
+    assert env.journal.count("make") == env.journal.count("close") == 2
+
+
+def test_step_takes_an_action_on_a_fresh_environment(http: TestClient) -> None:
+    reply = http.post("/step", json={"action": {"do": "metadata"}, "timeout_s": 5, "unknown": 1})
+    assert reply.json()["metadata"] == {"note": "hello"}
+
+
+def test_state_of_a_fresh_environment(http: TestClient) -> None:
+    assert http.get("/state").json() == {}
+
+
+def test_a_bad_action_is_422_with_pydantics_list_and_costs_no_environment(
+    http: TestClient, env: type[Counting]
+) -> None:
+    reply = http.post("/step", json={"action": {"by": "many"}})
+    assert reply.status_code == 422
+    assert [(error["type"], error["loc"]) for error in reply.json()["detail"]] == [("int_parsing", ["by"])]
+    assert http.post("/step", json={"action": {"by": 13}}).status_code == 422
+    assert http.post("/step", json={}).status_code == 422
+    assert http.post("/reset", json={"seed": -1}).status_code == 422
+    assert env.journal.count("make") == 0
+
+
+def test_a_step_that_raises_is_500_with_its_message_and_no_traceback(http: TestClient) -> None:
+    reply = http.post("/step", json={"action": {"do": "raise"}})
+    assert (reply.status_code, reply.json()) == (500, {"detail": "the floor gave way", "code": "EXECUTION_ERROR"})
+
+
+def test_the_environment_runs_on_a_thread_of_its_own_for_http_too(http: TestClient, env: type[Counting]) -> None:
+    http.post("/reset")
+    assert len(env.journal.threads()) == 1
+
+
+def test_http_calls_count_in_the_capacity(env: type[Counting]) -> None:
+    with TestClient(create_app(env, Move, Seen, max_concurrent_envs=1)) as client:
+        with client.websocket_connect("/ws") as ws:
+            ws.send_json({"type": "reset"})
+            ws.receive_json()
+            reply = client.post("/reset")
+            assert reply.status_code == 503
+            assert reply.json()["code"] == "CAPACITY_REACHED"
+            assert (reply.json()["active_sessions"], reply.json()["max_sessions"]) == (1, 1)
+        # The place is free when the environment is closed, which is soon.
+        assert any(client.post("/reset").status_code == 200 for _ in range(500))
+
+
+def test_health_metadata_and_schema(http: TestClient) -> None:
+    health = http.get("/health").json()
+    assert (health["status"], health["active_sessions"], health["max_sessions"]) == ("healthy", 0, 1000)
+    assert http.get("/metadata").json()["name"] == "CountingEnvironment"
+    schema = http.get("/schema").json()
+    assert schema.keys() == {"action", "observation", "state"}
+    assert "by" in schema["action"]["properties"]
+    assert "total" in schema["observation"]["properties"]
+    assert "step_count" in schema["state"]["properties"]
+
+
+def test_a_reset_observation_is_in_the_schema_where_it_is_declared(env: type[Counting]) -> None:
+    class First(Observation):
+        rules: str = ""
+
+    with TestClient(create_app(env, Move, Seen, reset_observation_cls=First)) as client:
+        assert "rules" in client.get("/schema").json()["reset_observation"]["properties"]
+
+
+def test_an_unhealthy_server_answers_503() -> None:
+    def make() -> Counting:
+        raise RuntimeError("no disk")
+
+    with TestClient(create_app(make, Move, Seen, max_concurrent_envs=1)) as client:
+        for _ in range(3):
+            reply = client.post("/reset")
+            assert (reply.status_code, reply.json()["code"]) == (500, "FACTORY_ERROR")
+        health = client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "unhealthy")
+        assert "failed" in health.json()["reasons"][0]
+
+
+def test_production_mode_has_no_control_endpoints(env: type[Counting]) -> None:
+    with TestClient(create_app(env, Move, Seen, mode="production")) as client:
+        assert [client.post("/reset").status_code, client.post("/step", json={}).status_code] == [404, 404]
+        assert client.get("/state").status_code == 404
+        assert client.get("/health").status_code == 200
+
+
+def test_documentation_is_served(http: TestClient) -> None:
+    assert http.get("/docs").status_code == 200
+    paths = http.get("/openapi.json").json()["paths"]
+    assert {"/reset", "/step", "/state", "/health", "/metadata", "/schema", "/mcp"} <= paths.keys()
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "request_id"),
+    [
+        (b"nonsense", -32700, None),
+        (b"[]", -32600, None),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/list"}', -32603, 1),
+        (b'{"jsonrpc":"2.0","id":"a","method":"what"}', -32601, "a"),
+    ],
+)
+def test_mcp_answers_in_json_rpc(http: TestClient, body: bytes, code: int, request_id: Any) -> None:
+    reply = http.post("/mcp", content=body).json()
+    assert (reply["error"]["code"], reply["id"]) == (code, request_id)
+
+
+def with_tasks(base: type[Counting]) -> type[Counting]:
+    class Tasks(base):  # type: ignore[misc, valid-type]
+        def list_splits(self) -> list[Any]:
+            return ["train", "extra", {"name": "own", "type": "test"}]
+
+        def list_tasks(self, split: str) -> list[Any]:
+            return [{"split": split, "index": 0}]
+
+        def num_tasks(self, split: str) -> int:
+            return 1
+
+        def get_task(self, split: str, index: int) -> Any:
+            return self.list_tasks(split)[index]
+
+        async def get_task_range(self, split: str, start: int | None, stop: int | None) -> Any:
+            return self.list_tasks(split)[start:stop]
+
+    return Tasks
+
+
+@pytest.mark.parametrize("base", [counting, async_counting], ids=["plain", "async"])
+def test_task_sets_are_offered(base: Any) -> None:
+    with TestClient(create_app(with_tasks(base()), Move, Seen, env_name="Quiz")) as client:
+        assert client.get("/list_environments").json() == ["Quiz"]
+        assert client.get("/quiz/splits").json() == [
+            {"name": "train", "type": "train"},
+            {"name": "extra", "type": "validation"},
+            {"name": "own", "type": "test"},
+        ]
+        task = {"split": "train", "index": 0}
+        assert client.post("/quiz/tasks", json={"split": "train"}).json() == {"tasks": [task], "env_name": "Quiz"}
+        assert client.post("/quiz/num_tasks", json={"split": "train"}).json() == {"num_tasks": 1}
+        assert client.post("/quiz/task", json=task).json() == {"task": task}
+        assert client.post("/quiz/task_range", json={"split": "train"}).json() == {"tasks": [task]}
+        assert client.post("/quiz/task", json={"split": "train", "index": 9}).status_code == 400
+        assert client.get("/other/splits").status_code == 404
+
+
+def test_an_environment_without_task_sets_says_so(http: TestClient) -> None:
+    assert http.get("/counting/splits").status_code == 501
+
+
+def test_the_test_client_needs_no_lifespan(env: type[Counting]) -> None:
+    client = TestClient(create_app(env, Move, Seen))
+    for _ in range(2):  # each connection has an event loop of its own
+        with client.websocket_connect("/ws") as ws:
+            ws.send_json({"type": "reset"})
+            assert ws.receive_json()["type"] == "observation"

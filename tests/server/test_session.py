@@ -1,0 +1,219 @@
+"""Sessions without sockets: whatever comes is answered once, in order, and the environment is closed once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envhive.errors import EnvHiveError
+from envhive.server.blueprint import Blueprint
+from envhive.server.calls import Calls
+from envhive.server.runner import Runners
+from envhive.server.session import INBOX_LIMIT, Phase, Session
+from tests.support.envs import Counting, Move, Seen, async_counting, counting
+
+
+class Wire:
+    """Stands for a connection and for whoever keeps the session; writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.frames: list[dict[str, Any]] = []
+        self.closed: tuple[int, str] | None = None
+        self.refused: EnvHiveError | None = None
+        self.reading = True
+        self.ended = asyncio.Event()
+        self.opened: list[EnvHiveError | None] = []
+
+    def send(self, frame: bytes) -> None:
+        assert self.closed is None, "a frame after the close"
+        self.frames.append(json.loads(frame))
+
+    def close(self, code: int, reason: str) -> None:
+        assert self.closed is None, "closed twice"
+        self.closed = (code, reason)
+
+    def refuse(self, error: EnvHiveError, code: int, *, asked: bool) -> None:
+        self.refused = error
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
+        self.opened.append(error)
+
+    def session_closed(self, session: Session) -> None:
+        self.ended.set()
+
+
+def open_session(env: Any, wire: Wire, **options: Any) -> Session:
+    calls = Calls(Blueprint.of(env, Move, Seen))
+    cls = env if isinstance(env, type) else None
+    runners = Runners(calls, cls, asyncio.get_running_loop(), 512 * 1024)
+    session = Session("session-1", runners.make("session-1"), wire, wire, **options)
+    session.open()
+    return session
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+good = st.sampled_from(
+    [
+        '{"type":"reset","data":{"seed":3}}',
+        '{"type":"reset"}',
+        '{"type":"step","data":{"by":2}}',
+        '{"type":"step","data":{"do":"raise"}}',
+        '{"type":"step","data":{"do":"exit"}}',
+        '{"type":"step","data":{"do":"unserialisable"}}',
+        '{"type":"state"}',
+        '{"type":"mcp","data":{"jsonrpc":"2.0","id":1,"method":"tools/list"}}',
+    ]
+)
+shaped = st.dictionaries(
+    st.sampled_from(["type", "data", "id", "x"]),
+    st.sampled_from(
+        ["reset", "step", "state", "mcp", "jump", "", None, 1, [], {}, {"by": 1}, {"by": "x"}, {"seed": 1}]
+    ),
+).map(json.dumps)
+anything = st.text() | st.binary(max_size=50)
+frames = st.lists(good | shaped | anything, max_size=40)
+
+KINDS = [counting, async_counting, lambda: counting(BLOCKING=False)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
+@settings(max_examples=60, deadline=None)
+@given(sequence=frames)
+def test_every_frame_gets_exactly_one_reply_and_nothing_crashes(kind: Callable[[], Any], sequence: list[Any]) -> None:
+    async def scenario() -> None:
+        env, wire = kind(), Wire()
+        session = open_session(env, wire)
+        for frame in sequence:
+            session.receive(frame)
+        await until(lambda: len(wire.frames) == len(sequence))
+        session.receive('{"type":"close"}')
+        await asyncio.wait_for(wire.ended.wait(), 20)
+        assert len(wire.frames) == len(sequence)
+        assert wire.closed == (1000, "")
+        assert env.journal.count("close") == 1
+        assert all(frame["type"] in ("observation", "state", "mcp", "error") for frame in wire.frames)
+        assert all(frame["data"]["message"] for frame in wire.frames if frame["type"] == "error")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
+@settings(max_examples=30, deadline=None)
+@given(sequence=frames, cut=st.integers(0, 40))
+def test_a_client_that_leaves_at_any_moment_costs_one_close(
+    kind: Callable[[], Any], sequence: list[Any], cut: int
+) -> None:
+    async def scenario() -> None:
+        env, wire = kind(), Wire()
+        session = open_session(env, wire)
+        for number, frame in enumerate(sequence):
+            if number == cut:
+                break
+            session.receive(frame)
+        session.detach()
+        await asyncio.wait_for(wire.ended.wait(), 20)
+        assert session.phase is Phase.CLOSED
+        assert env.journal.count("make") == env.journal.count("close") == 1
+        assert env.journal.events()[-1] == "close"
+
+    asyncio.run(scenario())
+
+
+def test_ten_thousand_requests_at_once_nest_no_calls_and_pause_reading() -> None:
+    async def scenario() -> None:
+        wire = Wire()
+        session = open_session(counting(BLOCKING=False), wire)
+        session.hold()  # a client that does not read
+        for number in range(10_000):
+            session.receive(f'{{"type":"step","data":{{"by":{2 * number}}}}}' if number else '{"type":"reset"}')
+            assert wire.reading is (number + 1 < INBOX_LIMIT)
+        session.unhold()
+        assert [frame["data"]["reward"] for frame in wire.frames[1:]] == [2.0 * n for n in range(1, 10_000)]
+        assert wire.reading
+
+    asyncio.run(scenario())
+
+
+def test_a_factory_that_fails_refuses_the_client_and_ends_the_session() -> None:
+    def make() -> Counting:
+        raise RuntimeError("no GPU")
+
+    async def scenario() -> None:
+        wire = Wire()
+        session = open_session(make, wire)
+        waiting = asyncio.ensure_future(session.ask_reset({}))
+        await asyncio.wait_for(wire.ended.wait(), 20)
+        assert wire.refused is not None
+        assert wire.refused.code == "FACTORY_ERROR"
+        with pytest.raises(EnvHiveError, match="no GPU"):
+            await waiting
+        assert wire.opened == [wire.refused]
+
+    asyncio.run(scenario())
+
+
+def test_expiry_says_why_before_it_closes() -> None:
+    async def scenario() -> None:
+        now = 100.0
+        wire = Wire()
+        session = open_session(counting(BLOCKING=False), wire, clock=lambda: now)
+        session.receive('{"type":"reset"}')
+        assert session.idle_since() == 100.0
+        session.expire(30)
+        assert wire.frames[-1]["data"]["code"] == "SESSION_EXPIRED"
+        assert wire.closed is not None
+        assert wire.closed[0] == 1001
+
+    asyncio.run(scenario())
+
+
+def test_retiring_waits_for_the_running_step_and_its_reply() -> None:
+    async def scenario() -> None:
+        env, wire = counting(), Wire()
+        session = open_session(env, wire)
+        session.receive('{"type":"reset"}')
+        session.receive('{"type":"step","data":{"seconds":0.05}}')
+        await until(lambda: "step" in env.journal.events())
+        session.retire(1001, "server shutting down")
+        session.receive('{"type":"step","data":{}}')  # too late: not answered
+        await asyncio.wait_for(wire.ended.wait(), 20)
+        assert [frame["type"] for frame in wire.frames] == ["observation", "observation"]
+        assert wire.closed == (1001, "server shutting down")
+
+    asyncio.run(scenario())
+
+
+def test_questions_from_elsewhere_wait_in_the_same_line() -> None:
+    async def scenario() -> None:
+        env, wire = counting(), Wire()
+        session = open_session(env, wire)
+        session.receive('{"type":"reset","data":{"seed":1}}')
+        asked = asyncio.ensure_future(session.ask_step(b'{"by":2}', {}))
+        await asyncio.sleep(0)
+        session.receive('{"type":"step","data":{"by":3}}')
+        assert json.loads(await asked)["observation"]["total"] == 3
+        await until(lambda: len(wire.frames) == 2)
+        assert wire.frames[1]["data"]["observation"]["total"] == 6
+        assert session.info().step_count == 2
+        session.end()
+        with pytest.raises(EnvHiveError):
+            await session.ask_state()
+
+    asyncio.run(scenario())
