@@ -228,21 +228,29 @@ class PeerDriver:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self._names = (f"client-{number}" for number in itertools.count())
-        self._open: list[PeerClient] = []
+        self._clients: list[PeerClient] = []
 
     def open(self, url: str, kind: str = "generic") -> PeerClient:
-        return self.open_all(url, 1, kind)[0]
+        """A client that is connected."""
+        return self._start("open", url, kind, 1)[0]
 
-    def open_all(self, url: str, number: int, kind: str = "generic") -> list[PeerClient]:
-        """Clients that connect all at once."""
+    def open_all(self, url: str, number: int) -> list[PeerClient]:
+        """Clients that connected all at once."""
+        return self._start("open", url, "generic", number)
+
+    def make(self, url: str, kind: str = "generic") -> PeerClient:
+        """A client that will connect when it is used."""
+        return self._start("make", url, kind, 1)[0]
+
+    def _start(self, how: str, url: str, kind: str, number: int) -> list[PeerClient]:
         clients = [PeerClient(self, next(self._names)) for _ in range(number)]
-        self._open += clients
-        for outcome in self.call(*((client.name, "open", (kind, url), {}) for client in clients)):
+        self._clients += clients
+        for outcome in self.call(*((client.name, how, (kind, url), {}) for client in clients)):
             assert outcome.error is None, outcome.error
         return clients
 
     def close_all(self) -> None:
-        clients, self._open = self._open, []
+        clients, self._clients = self._clients, []
         self.call(*((client.name, "close", (), {}) for client in clients))
 
     def call(self, *calls: tuple[str, str, tuple[Any, ...], dict[str, Any]]) -> list[Outcome]:

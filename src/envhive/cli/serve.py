@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
+from envhive.samples import sample_instance
 from envhive.server.config import LOG_LEVELS, ServerConfig, as_mode, forced
+
+if TYPE_CHECKING:
+    from envhive.server.target import Target
 
 _EPILOG = """\b
 Examples:
@@ -76,9 +80,7 @@ def serve(target: str, **options: Any) -> None:
             loaded = load_target(target)
     except EnvironmentFactoryError as error:
         raise ConfigurationError(str(error)) from error
-    hive = getattr(getattr(loaded.app, "state", None), "envhive", None)
-    limit = "" if hive is None else f"{hive.hive.limit.sessions} session(s) at once, {hive.hive.limit.reason}"
-    sys.exit(run_server(loaded.app, config, on_ready=lambda: _announce(loaded.name, config, limit)))
+    sys.exit(run_server(loaded.app, config, on_ready=lambda: _announce(loaded, config)))
 
 
 def _set_up_logging(level: str) -> None:
@@ -89,20 +91,33 @@ def _set_up_logging(level: str) -> None:
     logging.getLogger("uvicorn.error").setLevel("DEBUG" if level == "debug" else "WARNING")
 
 
-def _announce(name: str, config: ServerConfig, limit: str) -> None:
+def _announce(target: Target, config: ServerConfig) -> None:
     host = "localhost" if config.host in ("0.0.0.0", "::", "127.0.0.1") else config.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
-    click.echo(f"EnvHive serves {name} at {url}" + (f"\n  {limit}" if limit else ""))
-    click.echo(f"  API documentation: {url}/docs    health: {url}/health    press Ctrl-C to stop\n")
-    click.echo("Try it from another terminal, with Python:\n")
-    click.echo(_snippet(url), nl=False)
+    server = getattr(getattr(target.app, "state", None), "envhive", None)
+    click.echo(f"EnvHive serves {target.name} at {url}")
+    if server is not None:
+        click.echo(f"  {server.hive.limit.sessions} session(s) at once, {server.hive.limit.reason}")
+    click.echo(f"  API documentation: {url}/docs    health: {url}/health    press Ctrl-C to stop")
+    action = None if server is None else _sample_action(server.hive.blueprint.action_cls)
+    click.echo("\nTry it from another terminal, with Python:\n\n" + _snippet(url, action))
     sys.stdout.flush()
 
 
-def _snippet(url: str) -> str:
-    return f"""\
-  from envhive import GenericEnvClient
+def _sample_action(action_cls: type[Any]) -> Any:
+    """An action to show, if one can be made up."""
+    try:
+        return sample_instance(action_cls).model_dump(mode="json", exclude_unset=True)
+    except (ValueError, TypeError, AttributeError):  # pydantic's refusal is a ValueError
+        return None
 
-  with GenericEnvClient("{url}").sync() as env:
-      print(env.reset())
-"""
+
+def _snippet(url: str, action: Any) -> str:
+    lines = [
+        "from envhive import GenericEnvClient",
+        "",
+        f'with GenericEnvClient("{url}").sync() as env:',
+        "    print(env.reset())",
+        *([] if action is None else [f"    print(env.step({action!r}))"]),
+    ]
+    return "".join(f"  {line}\n" if line else "\n" for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from envhive import Action, Environment, Observation, State
 
@@ -34,14 +35,14 @@ class CountingEnvironment(Environment[CountAction, CountObservation, CountState]
         self._close_s = 0.0
 
     # No **kwargs: a keyword that is not dropped on the way here is a TypeError.
-    def reset(
+    def reset(  # type: ignore[override]
         self, seed: int | None = None, episode_id: str | None = None, start: int = 0, close_s: float = 0.0
     ) -> CountObservation:
         self._seed, self._close_s = seed, close_s
         self._state = CountState(episode_id=episode_id, total=start)
         return CountObservation(word="", total=start, seed=seed)
 
-    def step(self, action: CountAction, timeout_s: float | None = None) -> CountObservation:
+    def step(self, action: CountAction, timeout_s: float | None = None, **kwargs: Any) -> CountObservation:
         if action.fail:
             raise RuntimeError(action.fail)
         time.sleep(action.sleep_s)

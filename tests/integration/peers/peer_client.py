@@ -1,7 +1,8 @@
 """OpenEnv's own clients, under remote control. Run by a peer's Python.
 
 Each line on stdin is a JSON list of calls, made all at once; the line on stdout that answers it is the list of their
-outcomes, in the same order. A call is `[client, method, args, kwargs]`; the method `open` makes the client.
+outcomes, in the same order. A call is `[client, method, args, kwargs]`; the method `make` makes the client, and `open`
+makes one and connects it.
 """
 
 from __future__ import annotations
@@ -55,16 +56,18 @@ class TypedClient(EnvClient):
 _clients: dict[str, Any] = {}
 
 
-def make_client(kind: str, url: str, options: dict[str, Any]) -> Any:
+def make_client(kind: str, url: str) -> Any:
     if kind == "sync":
-        return GenericEnvClient(base_url=url, **options).sync()
-    return {"generic": GenericEnvClient, "typed": TypedClient}[kind](base_url=url, **options)
+        return GenericEnvClient(base_url=url).sync()
+    return {"generic": GenericEnvClient, "typed": TypedClient}[kind](base_url=url)
 
 
 async def make_call(name: str, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if method == "open":
-        _clients[name] = make_client(*args, kwargs)
-        method, args, kwargs = "connect", [], {}
+    if method in ("make", "open"):
+        _clients[name] = make_client(*args)
+        if method == "make":
+            return None
+        method, args = "connect", []
     client = _clients[name]
     function = getattr(client, method)
     if not isinstance(client, EnvClient):

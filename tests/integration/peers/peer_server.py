@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 from openenv.core.env_server import create_app
 from openenv.core.env_server.interfaces import Environment
@@ -47,7 +48,7 @@ class CountingEnvironment(Environment):
         self._state = CountState(episode_id=episode_id, total=start)
         return CountObservation(word="", total=start, seed=seed)
 
-    def step(self, action: CountAction, timeout_s: float | None = None) -> CountObservation:
+    def step(self, action: CountAction, timeout_s: float | None = None, **kwargs: Any) -> CountObservation:
         if action.fail:
             raise RuntimeError(action.fail)
         time.sleep(action.sleep_s)

@@ -1,0 +1,168 @@
+"""`envhive serve`, as a person types it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+from websockets.sync.client import connect
+
+from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
+
+GAME = """
+from envhive import Action, Environment, Observation, State
+
+
+class Guess(Action):
+    number: int
+
+
+class Hint(Observation):
+    text: str = ""
+
+
+class Game(Environment[Guess, Hint, State]):
+    def reset(self, seed=None, episode_id=None):
+        self._state = State()
+        return Hint(text="?")
+
+    def step(self, action):
+        return Hint(text="higher", reward=0.0)
+
+    @property
+    def state(self):
+        return self._state
+
+    def close(self):
+        open("closed.txt", "a").write("closed\\n")
+"""
+
+
+def serve(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ENVHIVE, "serve", *arguments],
+        cwd=cwd,
+        env=plain_environ(**environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_help_names_every_option_and_shows_examples() -> None:
+    done = serve("--help")
+    assert done.returncode == 0
+    for word in ("--host", "--port", "--max-sessions", "--session-timeout", "--mode", "--log-level", "Examples"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said"),
+    [
+        (("nowhere",), {}, "'nowhere' is neither"),
+        (("echo",), {"PORT": "eight"}, "PORT must be a positive integer, not 'eight'"),
+        (("echo",), {"PORT": "99999"}, "PORT must be a port"),
+        (("echo",), {"MAX_CONCURRENT_ENVS": "0"}, "MAX_CONCURRENT_ENVS must be a positive integer, not '0'"),
+        (("echo",), {"WORKERS": "-2"}, "WORKERS must be a positive integer, not '-2'"),
+        (("echo",), {"ENVHIVE_MODE": "party"}, "ENVHIVE_MODE"),
+        (("no_such_module:Thing",), {}, "no module 'no_such_module'"),
+        (("envhive.types:Nothing",), {}, "has no 'Nothing'"),
+        (("envhive.types:State",), {}, "without a step method"),
+        (("game:Game", "--max-sessions", "4"), {}, "SUPPORTS_CONCURRENT_SESSIONS"),
+    ],
+)
+def test_bad_configuration_is_one_line_and_exit_code_2(
+    tmp_path: Path, arguments: tuple[str, ...], environ: dict[str, str], said: str
+) -> None:
+    (tmp_path / "game.py").write_text(GAME)
+    done = serve(*arguments, cwd=tmp_path, **environ)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_port_that_is_taken_is_said_in_one_line() -> None:
+    with envhive_serve("echo") as server:
+        done = serve("echo", "--port", str(server.port))
+        assert done.returncode == 2
+        assert "Cannot listen on" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_start_says_where_to_look_how_many_fit_and_what_to_paste(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(GAME)
+    with envhive_serve("game:Game", cwd=tmp_path) as server:
+        server.process.send_signal(signal.SIGTERM)
+        output, errors = server.process.communicate(timeout=15)
+        assert server.process.returncode == 0
+    assert f"http://localhost:{server.port}" in output
+    assert "1 session(s) at once, as Game does not set SUPPORTS_CONCURRENT_SESSIONS = True" in output
+    assert "GenericEnvClient" in output
+    assert "Traceback" not in output + errors
+
+
+def test_the_pasted_snippet_works(tmp_path: Path) -> None:
+    with envhive_serve("echo") as server:
+        assert server.process.stdout is not None
+        lines = []
+        while not lines or "env.step" not in lines[-1]:
+            lines.append(server.process.stdout.readline())
+        snippet = [line[2:] for line in lines if line.startswith("  ") and "API" not in line and "at once" not in line]
+        done = subprocess.run(
+            [str(Path(ENVHIVE).with_name("python")), "-c", "".join(snippet)], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Echo environment ready!" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_running_step_finish_closes_environments_and_exits_0(number: int, tmp_path: Path) -> None:
+    with envhive_serve("benchmark") as server, connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws:
+        ws.send('{"type":"reset"}')
+        ws.recv(timeout=10)
+        ws.send('{"type":"step","data":{"wait_seconds":0.5}}')
+        server.process.send_signal(number)
+        reply = json.loads(ws.recv(timeout=10))
+        assert reply["data"]["observation"]["waited_seconds"] == 0.5
+        assert server.process.wait(timeout=15) == 0
+
+
+def test_a_step_that_never_ends_does_not_keep_the_server_from_ending() -> None:
+    with envhive_serve("benchmark", "--grace-period", "0.5") as server:
+        with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws:
+            ws.send('{"type":"step","data":{"wait_seconds":600}}')
+            ws.ping().wait(10)  # the server has read what came before
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(timeout=15) == 0
+        _, errors = server.process.communicate()
+        assert "did not end" in errors
+
+
+def test_a_class_in_the_current_folder_is_served_with_its_own_types(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(GAME)
+    with envhive_serve("game:Game", cwd=tmp_path) as server:
+        with urllib.request.urlopen(f"{server.url}/schema", timeout=5) as reply:
+            assert "number" in json.load(reply)["action"]["properties"]
+        with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws:
+            ws.send('{"type":"step","data":{"number":3}}')
+            assert json.loads(ws.recv(timeout=10))["data"]["observation"]["text"] == "higher"
+    assert (tmp_path / "closed.txt").read_text() == "closed\n"
+
+
+def test_options_win_over_what_the_app_says_and_over_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from envhive import create_app\n"
+        "from envhive.envs.echo import EchoAction, EchoEnvironment, EchoObservation\n"
+        "app = create_app(EchoEnvironment, EchoAction, EchoObservation, max_concurrent_envs=3)\n"
+    )
+    with envhive_serve("own:app", cwd=tmp_path, environ={"MAX_CONCURRENT_ENVS": "7"}) as server:
+        assert server.health()["max_sessions"] == 3
+    with envhive_serve("own:app", "--max-sessions", "5", cwd=tmp_path) as server:
+        assert server.health()["max_sessions"] == 5
+    with envhive_serve("echo", environ={"MAX_CONCURRENT_ENVS": "7"}) as server:
+        assert server.health()["max_sessions"] == 7

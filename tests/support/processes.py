@@ -1,0 +1,101 @@
+"""Servers as processes of their own: started as a user starts them, and always ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ENVHIVE = str(Path(sys.executable).with_name("envhive"))
+
+
+class ServerProcess:
+    """A running `envhive serve`."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int, prefix: Sequence[str]) -> None:
+        self.process = process
+        self.port = port
+        self._prefix = list(prefix)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def health(self) -> dict[str, Any]:
+        """What /health says, asked from where the server is."""
+        script = f"import urllib.request as u; print(u.urlopen('{self.url}/health', timeout=5).read().decode())"
+        done = subprocess.run([*self._prefix, sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        report: dict[str, Any] = json.loads(done.stdout)
+        return report
+
+    def wait_until_healthy(self) -> None:
+        deadline = time.monotonic() + 30
+        while True:
+            assert self.process.poll() is None, f"the server ended: {self.process.communicate()}"
+            assert time.monotonic() < deadline, "the server did not come up"
+            if self._prefix:
+                try:
+                    self.health()
+                    return
+                except subprocess.CalledProcessError:
+                    continue
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
+                return
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def plain_environ(**more: str) -> dict[str, str]:
+    """The environment without what a server would read from it."""
+    dropped = ("HOST", "PORT", "WORKERS", "MAX_CONCURRENT_ENVS", "SESSION_TIMEOUT", "OPENENV_MODE")
+    kept = {k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("ENVHIVE_")}
+    return {**kept, **more}
+
+
+@contextmanager
+def envhive_serve(
+    *arguments: str,
+    cwd: Path | None = None,
+    host: str = "127.0.0.1",
+    prefix: Sequence[str] = (),
+    environ: dict[str, str] | None = None,
+) -> Iterator[ServerProcess]:
+    """`envhive serve ARGUMENTS` on a free port, up and healthy; stopped when the block ends."""
+    port = free_port()
+    process = subprocess.Popen(
+        [*prefix, ENVHIVE, "serve", *arguments, "--host", host, "--port", str(port)],
+        cwd=cwd,
+        env=plain_environ(**(environ or {})),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    server = ServerProcess(process, port, prefix)
+    try:
+        server.wait_until_healthy()
+        yield server
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.communicate(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()

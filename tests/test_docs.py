@@ -1,0 +1,81 @@
+"""Every snippet and command of README and docs works as it is printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import envhive_serve
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def run_python(code: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, f"{code}\n{done.stderr}"
+    return done.stdout
+
+
+def at_port(code: str, port: int) -> str:
+    return code.replace("localhost:8000", f"localhost:{port}")
+
+
+def test_the_readmes_game_is_served_by_its_command_and_won_by_its_client(tmp_path: Path) -> None:
+    game, client = blocks(REPOSITORY / "README.md", "python")
+    (tmp_path / "game.py").write_text(game)
+    command = next(block for block in blocks(REPOSITORY / "README.md", "bash") if block.startswith("envhive serve"))
+    _, _, *arguments = shlex.split(command)
+    with envhive_serve(*arguments, cwd=tmp_path) as server:
+        output = run_python(at_port(client, server.port), tmp_path)
+    assert output.strip().endswith("Yes! 1.0")
+    verdict = "import game, envhive; print(envhive.check_environment(game.Game))"
+    assert "keeps the contract" in run_python(verdict, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def echo_port() -> Iterator[int]:
+    with envhive_serve("echo") as server:
+        yield server.port
+
+
+@pytest.mark.parametrize("code", blocks(REPOSITORY / "docs" / "client.md", "python"))
+def test_the_clients_page_works(code: str, echo_port: int, tmp_path: Path) -> None:
+    assert "hello" in run_python(at_port(code, echo_port), tmp_path) or "reward" in code
+
+
+def test_the_environments_page_works(tmp_path: Path) -> None:
+    output = run_python("\n".join(blocks(REPOSITORY / "docs" / "environments.md", "python")), tmp_path)
+    assert "Line keeps the contract (8 checks passed)" in output
+
+
+def test_the_serving_pages_app_works(tmp_path: Path) -> None:
+    (code,) = blocks(REPOSITORY / "docs" / "serving.md", "python")
+    (tmp_path / "own.py").write_text(code)
+    with envhive_serve("own:app", cwd=tmp_path) as server:
+        assert server.health()["max_sessions"] == 64
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert link.startswith("http") or (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_the_scripts_that_the_readme_names_are_there() -> None:
+    named = {word for block in blocks(REPOSITORY / "README.md", "bash") for word in re.findall(r"scripts/\w+", block)}
+    assert named == {"scripts/run", "scripts/test"}
+    for name in named:
+        assert (REPOSITORY / name).stat().st_mode & 0o100
