@@ -34,6 +34,11 @@ def test_reset_is_stateless_and_leaves_nothing_behind(http: TestClient, env: typ
     assert env.journal.count("make") == env.journal.count("close") == 2
 
 
+def test_one_request_after_the_other_fits_into_one_place(env: type[Counting]) -> None:
+    with TestClient(create_app(env, Move, Seen, max_concurrent_envs=1)) as client:
+        assert [client.post("/reset").status_code for _ in range(20)] == [200] * 20
+
+
 def test_step_takes_an_action_on_a_fresh_environment(http: TestClient) -> None:
     reply = http.post("/step", json={"action": {"do": "metadata"}, "timeout_s": 5, "unknown": 1})
     assert reply.json()["metadata"] == {"note": "hello"}

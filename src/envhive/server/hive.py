@@ -95,12 +95,13 @@ class Hive:
 
     @asynccontextmanager
     async def visit(self) -> AsyncIterator[Session]:
-        """A session for the length of one HTTP request."""
+        """A session for the length of one HTTP request; its place is free again when this ends."""
         session = self.admit(None)
         try:
             yield session
         finally:
             session.end()
+            await session.wait_closed()
 
     def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
         self._failures_in_a_row = 0 if error is None else self._failures_in_a_row + 1

@@ -100,6 +100,7 @@ class Session:
 
     __slots__ = (
         "_clock",
+        "_closed",
         "_created_at",
         "_ended_by",
         "_farewell",
@@ -143,6 +144,7 @@ class Session:
         self._inbox: deque[str | bytes | Ask] = deque()
         self._wrap: Callable[[bytes], bytes] = encode_observation_reply
         self._farewell = (NORMAL_CLOSURE, "")
+        self._closed: asyncio.Future[None] | None = None
         self._ended_by: EnvHiveError = SessionError("The session has ended")
         self._held = False
         self._pumping = False
@@ -205,6 +207,13 @@ class Session:
     def idle_since(self) -> float | None:
         """When it last did something; None while it is doing something. A busy session is never idle."""
         return self.last_active if self._phase is Phase.IDLE and not self._inbox else None
+
+    async def wait_closed(self) -> None:
+        """Wait until the environment is closed and the place is free."""
+        if self._phase is not Phase.CLOSED:
+            if self._closed is None:
+                self._closed = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._closed)
 
     @property
     def phase(self) -> Phase:
@@ -383,5 +392,7 @@ class Session:
         self._phase, self.busy_with = Phase.CLOSED, ""
         outlet, self._outlet = self._outlet, None
         self._keeper.session_closed(self)
+        if self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
         if outlet is not None:
             outlet.close(*self._farewell)
