@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -22,8 +23,10 @@ PEER_VERSION: Final = "0.10.0"
 
 HERE: Final = Path(__file__).resolve().parent
 _PEER_FOLDER: Final = HERE.parent / ".cache" / "peers" / f"{PEER}-{PEER_VERSION}"
+_PEER_PYTHON: Final = _PEER_FOLDER / "bin" / "python"
 _HOST: Final = "127.0.0.1"
 _MAX_SESSIONS: Final = "20000"
+_INSTALL_LIMIT_S: Final = 1200.0
 _START_LIMIT_S: Final = 60.0
 _STOP_LIMIT_S: Final = 5.0
 _LOG_TAIL: Final = 2000
@@ -56,10 +59,9 @@ def envhive(name: str, target: str) -> Server:
 
 def peer(name: str, form: str) -> Server:
     """OpenEnv as its documentation starts it, one worker."""
-    python = str(_python_of(_PEER_FOLDER))
     return Server(
         name,
-        lambda port: [python, "-m", "uvicorn", "peer_app:app", "--host", _HOST, "--port", str(port)],
+        lambda port: [str(_PEER_PYTHON), "-m", "uvicorn", "peer_app:app", "--host", _HOST, "--port", str(port)],
         {"PEER_FORM": form},
     )
 
@@ -76,7 +78,7 @@ def serving(server: Server, core: int) -> Iterator[RunningServer]:
         process = subprocess.Popen(
             server.command(port),
             cwd=HERE,
-            env=os.environ | server.environment,
+            env={**_clean_environment(), **server.environment},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -88,6 +90,13 @@ def serving(server: Server, core: int) -> Iterator[RunningServer]:
             yield RunningServer(server.name, port, process.pid)
         finally:
             _stop(process)
+
+
+def _clean_environment() -> dict[str, str]:
+    """This process's environment without what the servers would take their settings from."""
+    settings = {"HOST", "PORT", "WORKERS", "MAX_CONCURRENT_ENVS", "SESSION_TIMEOUT", "ENABLE_WEB_INTERFACE"}
+    prefixes = ("ENVHIVE_", "OPENENV_", "PYTHON", "UVICORN_")
+    return {name: value for name, value in os.environ.items() if name not in settings and not name.startswith(prefixes)}
 
 
 def _free_port() -> int:
@@ -126,16 +135,22 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def install_peer() -> None:
-    """Make the peer's virtual environment, unless an earlier run has."""
-    finished = _PEER_FOLDER / "finished"  # written last: a folder without it is a broken attempt
-    wanted = f"{PEER}=={PEER_VERSION}, Python {sys.version_info.major}.{sys.version_info.minor}\n"
-    if finished.is_file() and finished.read_text() == wanted:
-        return
-    print(f"Installing {PEER} {PEER_VERSION} into a virtual environment of its own (once) ...", flush=True)
-    shutil.rmtree(_PEER_FOLDER, ignore_errors=True)
-    _run_quietly([sys.executable, "-m", "venv", str(_PEER_FOLDER)])
-    _run_quietly([str(_python_of(_PEER_FOLDER)), "-m", "pip", "install", f"{PEER}=={PEER_VERSION}"])
-    finished.write_text(wanted)
+    """Make the peer's virtual environment, unless an earlier run has.
+
+    The integration tests keep the same peers in the same place: lock and marker are theirs too, so that neither
+    takes the folder away from under the other.
+    """
+    _PEER_FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    complete = _PEER_FOLDER / "complete"  # written last: a folder without it is a broken attempt
+    with _PEER_FOLDER.with_name(f"{_PEER_FOLDER.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if complete.exists() and _PEER_PYTHON.exists():
+            return
+        print(f"Installing {PEER} {PEER_VERSION} into a virtual environment of its own (once) ...", flush=True)
+        shutil.rmtree(_PEER_FOLDER, ignore_errors=True)
+        _run_quietly([sys.executable, "-m", "venv", str(_PEER_FOLDER)])
+        _run_quietly([str(_PEER_PYTHON), "-m", "pip", "install", f"{PEER}=={PEER_VERSION}"])
+        complete.touch()
 
 
 def peer_packages() -> dict[str, str]:
@@ -145,18 +160,19 @@ def peer_packages() -> dict[str, str]:
         "import importlib.metadata as m, json, sys;"
         "print(json.dumps({d.name: d.version for d in m.distributions() if d.name in sys.argv[1:]}))"
     )
-    output = _run_quietly([str(_python_of(_PEER_FOLDER)), "-c", code, *names])
+    output = _run_quietly([str(_PEER_PYTHON), "-c", code, *names])
     versions: dict[str, str] = json.loads(output)
     return versions
 
 
-def _python_of(folder: Path) -> Path:
-    return folder / "bin" / "python"
-
-
 def _run_quietly(command: list[str]) -> str:
     """Run a command; its output is shown only if it fails."""
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    try:
+        result = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=_INSTALL_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchmarkError(f"{' '.join(command[:4])} took more than {_INSTALL_LIMIT_S:g} s") from None
     if result.returncode != 0:
         raise BenchmarkError(f"{' '.join(command[:4])} failed:\n{result.stdout}")
     return result.stdout

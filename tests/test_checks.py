@@ -465,7 +465,6 @@ def test_a_report_reads_as_text() -> None:
 # Faults of the checks themselves.
 
 
-@pytest.mark.xfail(strict=True, raises=asyncio.CancelledError, reason="each call gets an event loop of its own")
 def test_a_task_that_outlives_reset_is_still_there_in_step() -> None:
     class Background(Sound):
         async def reset(self, *args: Any, **kwargs: Any) -> Any:
@@ -484,7 +483,6 @@ def test_a_task_that_outlives_reset_is_still_there_in_step() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="asyncio.run is refused inside a running loop")
 def test_an_async_environment_can_be_checked_from_a_notebook() -> None:
     async def cell() -> Report:
         return check_environment(AsyncBenchmarkEnvironment)
@@ -492,7 +490,6 @@ def test_an_async_environment_can_be_checked_from_a_notebook() -> None:
     assert asyncio.run(cell()).findings == []
 
 
-@pytest.mark.xfail(strict=True, raises=SystemExit, reason="only Exception is caught")
 def test_an_environment_that_exits_is_a_finding_and_not_the_end() -> None:
     class Leaving(Sound):
         def __init__(self) -> None:
@@ -501,12 +498,10 @@ def test_an_environment_that_exits_is_a_finding_and_not_the_end() -> None:
     assert "SystemExit" in findings(Leaving)["instances can be made"].problem
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="types are read off the factory, never off what it made")
 def test_a_function_without_annotations_is_checked_like_its_class() -> None:
     assert check_environment(lambda: EchoEnvironment()).findings == []
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="`done` is looked for as an attribute only")
 def test_an_episode_of_dicts_that_ends_is_not_stepped_further() -> None:
     class Dicts:
         over = False

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -79,7 +81,12 @@ def check_environment(
         >>> print(check_environment(EchoEnvironment))
         EchoEnvironment keeps the contract (8 checks passed)
     """
-    return _Checker(env, action, action_cls, seed, steps).run()
+    reports: list[Report] = []
+    # On a thread of its own, as a server would, so that it also works where an event loop is running (a notebook).
+    thread = threading.Thread(target=lambda: reports.append(_Checker(env, action, action_cls, seed, steps).run()))
+    thread.start()
+    thread.join()
+    return reports[0]
 
 
 class _Checker:
@@ -90,12 +97,17 @@ class _Checker:
         self.name = factory_name(env)
         self.cls = underlying_class(env)
         self.types = declared_types(self.cls)
-        self.given_action = action
+        self.actions = list(action) if isinstance(action, Sequence) else [] if action is None else [action]
         self.action_cls = action_cls or self.types.get("action")
         self.seed = seed
         self.steps = steps
+        self.loop = asyncio.Runner()  # one event loop for all: what reset starts must still run in step
 
     def run(self) -> Report:
+        with self.loop:
+            return self._run_checks()
+
+    def _run_checks(self) -> Report:
         report = Report(self.name)
         checks: list[tuple[str, Callable[[], None]]] = [
             ("types are declared", self.types_are_declared),
@@ -130,26 +142,26 @@ class _Checker:
             )
 
     def can_be_made(self) -> None:
-        self._close(self._make())
+        with self._instance() as env:
+            if self.cls is None:
+                self.cls, self.types = type(env), declared_types(type(env))
+                self.action_cls = self.action_cls or self.types.get("action")
 
     def reset_returns_an_observation(self) -> None:
-        env = self._make()
-        self._check_observation(self._reset(env), "reset")
-        self._close(env)
+        with self._instance() as env:
+            self._check_observation(self._reset(env), "reset")
 
     def step_returns_an_observation(self) -> None:
-        env = self._make()
-        self._reset(env)
-        self._check_observation(self._step(env, 0), "step")
-        self._close(env)
+        with self._instance() as env:
+            self._reset(env)
+            self._check_observation(self._step(env, 0), "step")
 
     def state_is_a_model(self) -> None:
-        env = self._make()
-        self._reset(env)
-        static = inspect.getattr_static(type(env), "state", None)
-        if inspect.isfunction(static):
-            raise _Broken("state is a method.", "Put @property above `def state`.")
-        state = self._guard("state", lambda: env.state)
+        with self._instance() as env:
+            self._reset(env)
+            if inspect.isfunction(inspect.getattr_static(type(env), "state", None)):
+                raise _Broken("state is a method.", "Put @property above `def state`.")
+            state = self._guard("state", lambda: env.state)
         declared = self.types.get("state", State)
         if isinstance(state, BaseModel) and not isinstance(state, declared):
             raise _Broken(
@@ -160,11 +172,10 @@ class _Checker:
             raise _Broken(f"state returns {type(state).__name__}.", "Return a State, or a class derived from it.")
         try:
             encode_state(state)
-        except Exception as error:
+        except Exception as error:  # the author's own serialisers may raise anything
             raise _Broken(
-                f"state cannot be sent as JSON: {error}.", "Keep only what JSON has: text, numbers, lists."
+                f"state cannot be sent as JSON: {_first_line(error)}.", "Keep only what JSON has: text, numbers, lists."
             ) from error
-        self._close(env)
 
     def seed_decides(self) -> None:
         first, second = self._episode(), self._episode()
@@ -179,8 +190,10 @@ class _Checker:
 
     def close_twice(self) -> None:
         env = self._make()
-        self._reset(env)
-        self._close(env)
+        try:
+            self._reset(env)
+        finally:
+            self._close(env)
         try:
             self._close(env)
         except _Broken as broken:
@@ -189,35 +202,36 @@ class _Checker:
             ) from None
 
     def instances_are_separate(self) -> None:
-        env, other = self._make(), self._make()
-        try:
+        with self._instance() as env:
             if not getattr(type(env), "SUPPORTS_CONCURRENT_SESSIONS", False):
                 return
+            other = self._make()
             if env is other:
                 raise _Broken(
                     "the factory hands out the same instance twice, but SUPPORTS_CONCURRENT_SESSIONS is set.",
                     "Make a new instance for each session.",
                 )
-            alone = self._episode()
-            self._reset(env)
-            self._reset(other)
-            beside = [_comparable(self._reset(env))]
-            for index in range(self.steps):
-                self._step(other, index)  # what the neighbour does must not be felt
-                observation = self._step(env, index)
-                beside.append(_comparable(observation))
-                if getattr(observation, "done", False):
-                    break
-            if alone == self._episode() and beside != alone:
-                raise _Broken(
-                    "an episode goes differently while another instance is being used, "
-                    "but SUPPORTS_CONCURRENT_SESSIONS is set.",
-                    "Keep all state on the instance: no class attributes, globals or shared files that change.",
-                )
-        finally:
-            self._close(env)
-            if other is not env:
+            try:
+                beside = self._episode_beside(env, other)
+            finally:
                 self._close(other)
+        if self._episode() == (alone := self._episode()) and beside != alone:
+            raise _Broken(
+                "an episode goes differently while another instance is being used, "
+                "but SUPPORTS_CONCURRENT_SESSIONS is set.",
+                "Keep all state on the instance: no class attributes, globals or shared files that change.",
+            )
+
+    def _episode_beside(self, env: Any, other: Any) -> list[Any]:
+        """An episode on one instance while another takes the same steps just before it."""
+        self._reset(other)
+        seen = [_comparable(self._reset(env))]
+        for index in range(self.steps):
+            self._step(other, index)
+            seen.append(_comparable(self._step(env, index)))
+            if seen[-1]["done"]:
+                break
+        return seen
 
     # Using an environment.
 
@@ -243,27 +257,31 @@ class _Checker:
         if callable(close):
             self._guard("close", close)
 
-    def _episode(self) -> list[Any]:
+    @contextmanager
+    def _instance(self) -> Iterator[Any]:
         env = self._make()
-        seen = [_comparable(self._reset(env))]
-        for index in range(self.steps):
-            observation = self._step(env, index)
-            seen.append(_comparable(observation))
-            if getattr(observation, "done", False):
-                break
-        self._close(env)
+        try:
+            yield env
+        finally:
+            self._close(env)
+
+    def _episode(self) -> list[Any]:
+        with self._instance() as env:
+            seen = [_comparable(self._reset(env))]
+            for index in range(self.steps):
+                seen.append(_comparable(self._step(env, index)))
+                if seen[-1]["done"]:
+                    break
         return seen
 
     def _action(self, index: int) -> Any:
-        if isinstance(self.given_action, Sequence) and not isinstance(self.given_action, (str, bytes)):
-            return self.given_action[index % len(self.given_action)]
-        if self.given_action is not None:
-            return self.given_action
+        if self.actions:
+            return self.actions[index % len(self.actions)]
         if self.action_cls is None:
             raise _Broken("no action to step with is known.", "Pass one: check_environment(env, action=MyAction(...)).")
         try:
             return sample_instance(self.action_cls)
-        except (ValidationError, ValueError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             raise _Broken(
                 f"no valid {self.action_cls.__name__} could be made up ({_first_line(error)}).",
                 "Pass one: check_environment(env, action=MyAction(...)).",
@@ -310,8 +328,8 @@ class _Checker:
         """Call the author's code; whatever it raises is a finding."""
         try:
             result = call()
-            return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
-        except Exception as error:
+            return self.loop.run(_awaited(result)) if inspect.isawaitable(result) else result
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             raise _Broken(
                 f"{what} raised {type(error).__name__}: {_first_line(error)}.",
                 "See the traceback by calling it yourself.",
@@ -322,13 +340,14 @@ async def _awaited(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _comparable(observation: Any) -> Any:
+def _comparable(observation: Any) -> dict[str, Any]:
     try:
-        return json.loads(encode_observation(observation))
-    except Exception as error:
+        document: dict[str, Any] = json.loads(encode_observation(observation))
+    except Exception as error:  # the author's own serialisers may raise anything
         raise _Broken(
             f"an observation cannot be sent as JSON: {_first_line(error)}.", "Keep only what JSON has."
         ) from error
+    return document
 
 
 def _first_line(error: BaseException) -> str:

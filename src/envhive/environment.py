@@ -19,6 +19,14 @@ class Transform(ABC, Generic[ObsT]):
     def __call__(self, observation: ObsT) -> ObsT: ...
 
 
+def _only_async(name: str) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} has no {name}(): await {name}_async() instead")
+
+    method.__name__ = name
+    return method
+
+
 class Environment(ABC, Generic[ActT, ObsT, StateT]):
     """One world with one agent in it. The server makes an instance for each session.
 
@@ -64,6 +72,13 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     """`False` promises that no method ever waits; all of them then run on the event loop."""
 
     transform: Transform[ObsT] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A class that has the async form of a method need not write the plain one.
+        for name in ("reset", "step"):
+            if f"{name}_async" in cls.__dict__ and getattr(getattr(cls, name), "__isabstractmethod__", False):
+                setattr(cls, name, _only_async(name))
 
     def __init__(self, transform: Transform[ObsT] | None = None) -> None:
         self.transform = transform

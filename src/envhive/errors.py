@@ -52,6 +52,10 @@ class EnvHiveError(Exception):
         """The attributes that travel beside `message` and `code` on the wire."""
         return {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross process borders (multiprocessing, Ray), whatever their constructors take."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
     @classmethod
     def _from_wire(cls, message: str, data: dict[str, Any]) -> EnvHiveError:
         return cls(message)
@@ -116,7 +120,8 @@ class InvalidMessageError(RequestError):
         if not self.errors:
             return self.message
         first = self.errors[0]
-        where = ".".join(str(part) for part in first.get("loc", ()))
+        loc = first.get("loc")
+        where = ".".join(map(str, loc)) if isinstance(loc, (list, tuple)) else ""
         more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
         return f"{self.message}: {where + ': ' if where else ''}{first.get('msg', '')}{more}"
 
@@ -126,7 +131,7 @@ class InvalidMessageError(RequestError):
     @classmethod
     def _from_wire(cls, message: str, data: dict[str, Any]) -> EnvHiveError:
         errors = data.get("errors")
-        return cls(message, errors if isinstance(errors, list) else None)
+        return cls(message, [e for e in errors if isinstance(e, dict)] if isinstance(errors, list) else None)
 
 
 class MessageTooLargeError(RequestError):
@@ -164,7 +169,7 @@ class EnvironmentFactoryError(EnvironmentFailureError):
 
     @classmethod
     def _from_wire(cls, message: str, data: dict[str, Any]) -> EnvHiveError:
-        return cls(str(data.get("factory_name", "")), message)
+        return cls(str(data.get("factory_name") or ""), message)
 
 
 class SessionError(EnvHiveError):
@@ -239,6 +244,13 @@ class RequestTimeoutError(TransportError, TimeoutError):
     """No reply came in time. The late reply, if any, is dropped."""
 
     outcome = "timeout"
+
+
+def _rebuild(cls: type[EnvHiveError], args: tuple[Any, ...], attributes: dict[str, Any]) -> EnvHiveError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 def _count(data: dict[str, Any], key: str) -> int:

@@ -83,7 +83,7 @@ def _method_plan(cls: type, name: str, skip: tuple[str, ...]) -> MethodPlan:
     method = getattr(cls, chosen, None)
     if method is None:
         return MethodPlan(chosen, False, None)
-    return MethodPlan(chosen, inspect.iscoroutinefunction(method), _keywords(method, skip))
+    return MethodPlan(chosen, inspect.iscoroutinefunction(inspect.unwrap(method)), _keywords(method, skip))
 
 
 def _depth(cls: type, name: str) -> int | None:
@@ -121,7 +121,7 @@ def underlying_class(factory: Factory) -> type | None:
         returned = typing.get_type_hints(factory).get("return")
     except (NameError, TypeError, AttributeError):
         return None
-    if not inspect.isclass(returned) or returned.__module__ == "builtins" or inspect.isabstract(returned):
+    if not inspect.isclass(returned) or inspect.isabstract(returned) or not callable(getattr(returned, "step", None)):
         return None
     return returned
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 
-_DEEPEST = 8
+_DEEPEST: Final = 40
+_FORMATS: Final = {
+    "date": "2000-01-01",
+    "date-time": "2000-01-01T00:00:00Z",
+    "time": "00:00:00",
+    "duration": "PT1S",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "uri": "https://example.org",
+    "email": "a@example.org",
+}
 
 
 def sample_instance(cls: type[Any]) -> Any:
@@ -19,7 +29,7 @@ def sample_instance(cls: type[Any]) -> Any:
     """
     adapter: TypeAdapter[Any] = TypeAdapter(cls)
     schema = cls.model_json_schema() if issubclass(cls, BaseModel) else adapter.json_schema()
-    return adapter.validate_python(sample_value(schema, schema.get("$defs", {})))
+    return adapter.validate_json(json.dumps(sample_value(schema, schema.get("$defs", {}))))
 
 
 def sample_value(schema: dict[str, Any], definitions: dict[str, Any], depth: int = 0) -> Any:
@@ -31,36 +41,55 @@ def sample_value(schema: dict[str, Any], definitions: dict[str, Any], depth: int
     for key in ("const", "default"):
         if key in schema:
             return schema[key]
-    if schema.get("examples"):
-        return schema["examples"][0]
-    if schema.get("enum"):
-        return schema["enum"][0]
+    for key in ("examples", "enum"):
+        if schema.get(key):
+            return schema[key][0]
     for key in ("anyOf", "oneOf", "allOf"):
         if schema.get(key):
             return sample_value(schema[key][0], definitions, depth + 1)
     kind = schema.get("type", "object" if "properties" in schema else None)
     if kind == "object":
-        properties = schema.get("properties", {})
-        return {name: sample_value(properties[name], definitions, depth + 1) for name in schema.get("required", ())}
+        return _sample_object(schema, definitions, depth)
     if kind == "array":
-        prefix = [sample_value(item, definitions, depth + 1) for item in schema.get("prefixItems", ())]
-        while len(prefix) < schema.get("minItems", 0):
-            prefix.append(sample_value(schema.get("items", {}), definitions, depth + 1))
-        return prefix
+        return _sample_array(schema, definitions, depth)
     if kind == "string":
-        return "a" * max(1, schema.get("minLength", 1))
+        return _FORMATS.get(schema.get("format", "")) or "a" * max(1, schema.get("minLength", 1))
     if kind in ("integer", "number"):
-        return _sample_number(schema, 1 if kind == "integer" else 0.5)
-    return {"boolean": False}.get(str(kind))
+        return _sample_number(schema, whole=kind == "integer")
+    return False if kind == "boolean" else None
 
 
-def _sample_number(schema: dict[str, Any], step: float) -> Any:
-    if "minimum" in schema:
-        return float(schema["minimum"]) if step != 1 else int(schema["minimum"])
-    if "exclusiveMinimum" in schema:
-        return schema["exclusiveMinimum"] + step
-    if "maximum" in schema:
-        return min(0, schema["maximum"])
-    if "exclusiveMaximum" in schema:
-        return min(0, schema["exclusiveMaximum"] - step)
-    return 0
+def _sample_object(schema: dict[str, Any], definitions: dict[str, Any], depth: int) -> dict[str, Any]:
+    properties = schema.get("properties", {})
+    made = {name: sample_value(properties[name], definitions, depth + 1) for name in schema.get("required", ())}
+    further = schema.get("additionalProperties")
+    for number in range(schema.get("minProperties", 0)):
+        made[f"key{number}"] = sample_value(further if isinstance(further, dict) else {}, definitions, depth + 1)
+    return made
+
+
+def _sample_array(schema: dict[str, Any], definitions: dict[str, Any], depth: int) -> list[Any]:
+    items = [sample_value(item, definitions, depth + 1) for item in schema.get("prefixItems", ())]
+    while len(items) < schema.get("minItems", 0):
+        item = sample_value(schema.get("items", {}), definitions, depth + 1)
+        if schema.get("uniqueItems") and item in items:
+            item = item + len(items) if isinstance(item, (int, float)) else f"{item}{len(items)}"
+        items.append(item)
+    return items
+
+
+def _sample_number(schema: dict[str, Any], *, whole: bool) -> float:
+    """Zero if it is allowed, else a number near the bounds, or between them."""
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    factor = schema.get("multipleOf", 1 if whole else None)
+    if low is not None and high is not None and not whole and "multipleOf" not in schema:
+        return float(low + high) / 2
+    value: float = 0
+    if low is not None and (value < low or (value == low and "exclusiveMinimum" in schema)):
+        value = low if "exclusiveMinimum" not in schema else low + (factor or 0.5)
+    if high is not None and (value > high or (value == high and "exclusiveMaximum" in schema)):
+        value = high if "exclusiveMaximum" not in schema else high - (factor or 0.5)
+    if factor:
+        value = -(-value // factor) * factor
+    return int(value) if whole else value

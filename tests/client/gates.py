@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from tests.support.envs import Counting, Move, Seen, counting
 from tests.support.servers import eventually
@@ -84,7 +84,7 @@ class ServerProcess:
             self._process.wait(_PATIENCE)
             self._process = None
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -23,7 +23,7 @@ _PATIENCE: Final = 20.0
 """Seconds after which a peer stops waiting for the client, so that no test hangs."""
 
 
-class Gone(Exception):
+class GoneError(Exception):
     """The client closed the connection."""
 
 
@@ -56,7 +56,7 @@ class Peer:
         try:
             self.sock.sendall(data)
         except OSError as error:
-            raise Gone from error
+            raise GoneError from error
 
     def send(self, payload: bytes | str, kind: int = TEXT, *, fin: bool = True) -> None:
         self.send_bytes(frame(payload, kind, fin=fin))
@@ -75,28 +75,33 @@ class Peer:
         return first & 0x0F, bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
 
     def receive_request(self) -> dict[str, Any]:
-        """The next message, past pings and pongs."""
+        """The next message, past pings and pongs; the end when the client says goodbye."""
         while True:
             kind, payload = self.receive()
             if kind == CLOSE:
-                raise Gone
+                raise GoneError
             if kind == TEXT:
                 request: dict[str, Any] = json.loads(payload)
+                if request["type"] == "close":
+                    raise GoneError
                 return request
 
+    def ignore_everything(self) -> None:
+        """Say nothing more, until the client says goodbye."""
+        while True:
+            self.receive_request()
+
     def wait_until_gone(self) -> None:
-        """Read and forget until the client closes the connection; fails if it never does."""
-        with suppress(Gone):
+        """Read and forget until the client has closed the connection; fails if it never does."""
+        with suppress(GoneError):
             while True:
                 self._unread = b""
                 self._read_more()
 
     def answer_everything(self) -> None:
-        """Behave from now on: an echo of each step, until the client leaves."""
+        """Behave from now on: an echo of each step, until the client says goodbye."""
         while True:
             request = self.receive_request()
-            if request["type"] == "close":
-                raise Gone
             self.send(state() if request["type"] == "state" else observation(**request.get("data", {})))
 
     def _read(self, size: int) -> bytes:
@@ -111,18 +116,18 @@ class Peer:
         except TimeoutError:
             raise AssertionError(f"the client sent nothing for {_PATIENCE:g} s, and did not leave") from None
         except OSError as error:
-            raise Gone from error
+            raise GoneError from error
         if not data:
-            raise Gone
+            raise GoneError
         self._unread += data
 
 
 class PeerServer:
     """A listening socket whose connections behave as they are told, each on its own thread."""
 
-    def __init__(self, behave: Callable[[Peer], None], port: int) -> None:
+    def __init__(self, behave: Callable[[Peer], None]) -> None:
         self._behave = behave
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
         self.port: int = self._listener.getsockname()[1]
@@ -165,7 +170,7 @@ class PeerServer:
     def _serve(self, sock: socket.socket) -> None:
         try:
             self._behave(Peer(sock))
-        except Gone:
+        except GoneError:
             pass
         except BaseException as failure:
             self.failures.append(failure)
@@ -174,16 +179,14 @@ class PeerServer:
 
 
 @contextmanager
-def peer_server(
-    behave: Callable[[Peer], None], *, shake_hands: bool = True, port: int = 0
-) -> Iterator[PeerServer]:
+def peer_server(behave: Callable[[Peer], None], *, shake_hands: bool = True) -> Iterator[PeerServer]:
     """Serve `behave(peer)` for each connection; what it asserts fails the test."""
 
     def behave_after_handshake(peer: Peer) -> None:
         peer.shake_hands()
         behave(peer)
 
-    server = PeerServer(behave_after_handshake if shake_hands else behave, port)
+    server = PeerServer(behave_after_handshake if shake_hands else behave)
     try:
         yield server
     finally:

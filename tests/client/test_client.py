@@ -7,6 +7,7 @@ import json
 import math
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,8 @@ from envhive.errors import (
     SessionExpiredError,
 )
 from tests.client.gates import Gate, ServerProcess
-from tests.client.peers import Peer, close_frame, observation, peer_server
+from tests.client.leaks import leaks_a_socket
+from tests.client.peers import Peer, close_frame, frame, observation, peer_server
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
 from tests.support.servers import Lane, Running, eventually, serving
 
@@ -52,9 +54,26 @@ def repeating(**attributes: Any) -> type[Counting]:
     """An environment that tells in its observation what was in the action."""
 
     def step(env: Counting, action: Move, timeout_s: float | None = None, **kwargs: Any) -> Seen:
-        return Seen(got={"by": action.by, "metadata": {name: repr(value) for name, value in action.metadata.items()}})
+        free = {name: repr(value) for name, value in action.metadata.items()}
+        return Seen(got={"by": action.by, "seconds": repr(action.seconds), "metadata": free})
 
     return counting(step=step, **attributes)
+
+
+NUMBERS_WITHOUT_A_WORD = pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+
+
+def play_once(action: Any) -> dict[str, Any]:
+    """What reaches an environment of an action."""
+
+    async def go(url: str) -> dict[str, Any]:
+        async with GenericEnvClient(url) as client:
+            await client.reset()
+            got: dict[str, Any] = (await client.step(action)).observation["got"]
+            return got
+
+    with serving(repeating(), "fast") as server:
+        return asyncio.run(go(server.url))
 
 
 @pytest.fixture
@@ -117,7 +136,7 @@ def test_a_context_manager_connects_at_once_and_ends_the_session_at_its_end(
     async def go() -> None:
         async with GenericEnvClient(server.url) as client:
             assert isinstance(client, GenericEnvClient)
-            assert server.server.active_sessions == 1
+            await asyncio.to_thread(eventually, lambda: server.server.active_sessions == 1)
         assert server.server.active_sessions == 0
 
     asyncio.run(go())
@@ -172,9 +191,9 @@ def test_a_closed_client_can_be_reset_into_a_new_session(server: Running, env: t
 
 
 def test_a_plain_with_is_a_type_error_that_says_what_to_do() -> None:
-    with pytest.raises(TypeError, match=r"CountingClient.*`async with`.*`with client\.sync\(\) as env`"):
-        with CountingClient("http://127.0.0.1:1"):
-            pass
+    expected = pytest.raises(TypeError, match=r"CountingClient.*`async with`.*`with client\.sync\(\) as env`")
+    with expected, CountingClient("http://127.0.0.1:1"):
+        pass
 
 
 def test_the_base_url_is_what_was_given() -> None:
@@ -218,20 +237,23 @@ def test_a_client_works_over_any_asgi_server(env: type[Counting]) -> None:
         asyncio.run(go(server.url))
 
 
+@leaks_a_socket
 @pytest.mark.xfail(strict=True, reason="the old loop's connection is still taken for an open one: no reply ever comes")
 def test_a_client_can_be_used_on_a_second_event_loop_after_the_first_has_ended(server: Running) -> None:
-    async def reset(client: GenericEnvClient) -> Any:
-        return (await client.reset(seed=3)).observation["total"]
-
-    async def reset_and_close(client: GenericEnvClient) -> Any:
+    async def reset(client: GenericEnvClient, *, and_close: bool) -> Any:
         try:
-            return await reset(client)
+            return (await client.reset(seed=3)).observation["total"]
+        except RequestTimeoutError as error:
+            return str(error)  # without its traceback, which would keep the connection from being collected
         finally:
-            await client.close()
+            if and_close:
+                await client.close()
 
     client = GenericEnvClient(server.url, message_timeout_s=1)
-    assert asyncio.run(reset(client)) == 3
-    assert asyncio.run(reset_and_close(client)) == 3
+    first = asyncio.run(reset(client, and_close=False))
+    second = asyncio.run(reset(client, and_close=True))
+    del client
+    assert (first, second) == (3, 3)
 
 
 def test_a_client_of_a_running_loop_refuses_another_loop(server: Running) -> None:
@@ -391,26 +413,13 @@ def test_another_librarys_model_is_an_action_too(server: Running) -> None:
 
 
 def test_numbers_and_arrays_in_a_dict_action_become_plain_ones() -> None:
-    async def go(url: str) -> None:
-        async with GenericEnvClient(url) as client:
-            await client.reset()
-            got = (await client.step({"by": Scalar(4), "metadata": {"x": Scalar([1.5, 2.5])}})).observation["got"]
-            assert got == {"by": 4, "metadata": {"x": "[1.5, 2.5]"}}
-
-    with serving(repeating(), "fast") as server:
-        asyncio.run(go(server.url))
+    got = play_once({"by": Scalar(4), "metadata": {"x": Scalar([1.5, 2.5])}})
+    assert (got["by"], got["metadata"]) == (4, {"x": "[1.5, 2.5]"})
 
 
 @pytest.mark.xfail(strict=True, reason="model_dump(mode='json') knows nothing of tolist: PydanticSerializationError")
 def test_numbers_and_arrays_in_a_models_free_fields_become_plain_ones() -> None:
-    async def go(url: str) -> None:
-        async with CountingClient(url) as client:
-            await client.reset()
-            got = (await client.step(Move(metadata={"x": Scalar([1.5, 2.5])}))).observation.got
-            assert got["metadata"] == {"x": "[1.5, 2.5]"}
-
-    with serving(repeating(), "fast") as server:
-        asyncio.run(go(server.url))
+    assert play_once(Move(metadata={"x": Scalar([1.5, 2.5])}))["metadata"] == {"x": "[1.5, 2.5]"}
 
 
 def test_numbers_and_arrays_may_be_keywords_of_reset(server: Running) -> None:
@@ -421,25 +430,28 @@ def test_numbers_and_arrays_may_be_keywords_of_reset(server: Running) -> None:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("as_model", [True, False])
-def test_a_number_that_json_has_no_word_for_reaches_the_environment(number: float, as_model: bool) -> None:
-    async def go(url: str) -> None:
-        async with GenericEnvClient(url) as client:
-            await client.reset()
-            metadata = {"x": number}
-            result = await client.step(Move(metadata=metadata) if as_model else {"metadata": metadata})
-            assert result.observation["got"]["metadata"] == {"x": repr(number)}
+@NUMBERS_WITHOUT_A_WORD
+def test_a_number_that_json_has_no_word_for_reaches_the_environment_in_a_dict(number: float) -> None:
+    got = play_once({"seconds": number, "metadata": {"x": number}})
+    assert (got["seconds"], got["metadata"]) == (repr(number), {"x": repr(number)})
 
-    with serving(repeating(), "fast") as server:
-        asyncio.run(go(server.url))
+
+@NUMBERS_WITHOUT_A_WORD
+def test_a_number_that_json_has_no_word_for_reaches_the_environment_in_a_models_field(number: float) -> None:
+    assert play_once(Move(seconds=number))["seconds"] == repr(number)
+
+
+@pytest.mark.xfail(strict=True, reason="model_dump(mode='json') makes it None where the field's type is Any")
+@NUMBERS_WITHOUT_A_WORD
+def test_a_number_that_json_has_no_word_for_reaches_the_environment_in_a_models_free_field(number: float) -> None:
+    assert play_once(Move(metadata={"x": number}))["metadata"] == {"x": repr(number)}
 
 
 def test_an_action_that_cannot_be_sent_leaves_the_session_alone(server: Running) -> None:
     async def go() -> None:
         async with GenericEnvClient(server.url) as client:
             await client.reset()
-            with pytest.raises(Exception, match="cannot turn builtins.object into JSON"):
+            with pytest.raises(Exception, match=r"cannot turn builtins\.object into JSON"):
                 await client.step({"by": object()})
             assert (await client.step({"by": 100})).reward == 100.0
 
@@ -511,6 +523,7 @@ def test_a_full_server_is_a_capacity_error_with_the_numbers(env: type[Counting],
                 await calls[first_call]()
             assert (caught.value.active_sessions, caught.value.max_sessions) == (1, 1)
             assert (caught.value.outcome, caught.value.retryable) == ("infra_error", True)
+            await outside.close()
         await outside.reset()  # there is room now
         await outside.close()
 
@@ -518,12 +531,40 @@ def test_a_full_server_is_a_capacity_error_with_the_numbers(env: type[Counting],
         asyncio.run(go(server.url))
 
 
+@leaks_a_socket
+@pytest.mark.xfail(strict=True, reason="the refused connection is forgotten rather than closed")
+def test_a_refused_connection_is_closed_when_another_takes_its_place() -> None:
+    gone = threading.Event()
+    refusal = {"message": "full", "code": "CAPACITY_REACHED", "active_sessions": 1, "max_sessions": 1}
+
+    def behave(peer: Peer) -> None:
+        if peers.connections == 1:
+            peer.shake_hands(and_send=frame(json.dumps({"type": "error", "data": refusal})))
+            peer.wait_until_gone()
+            gone.set()
+        else:
+            peer.shake_hands()
+            peer.answer_everything()
+
+    async def go(url: str) -> bool:
+        client = GenericEnvClient(url)
+        with pytest.raises(SessionCapacityError):
+            await client.step({})
+        await client.reset()
+        closed = await asyncio.to_thread(gone.wait, 2)
+        await client.close()
+        return closed
+
+    with peer_server(behave, shake_hands=False) as peers:
+        assert asyncio.run(go(peers.url))
+
+
 def test_an_expired_session_is_said_to_be_and_reset_opens_another(env: type[Counting]) -> None:
     async def go(server: Running) -> None:
         async with GenericEnvClient(server.url) as client:
             await client.reset()
             await asyncio.to_thread(server.wait_until_empty)
-            with pytest.raises(SessionExpiredError, match="idle for more than 0.5 s") as caught:
+            with pytest.raises(SessionExpiredError, match=r"idle for more than 0\.5 s") as caught:
                 await client.step({"by": 1})
             assert (caught.value.outcome, caught.value.retryable) == ("infra_error", True)
             await client.reset(seed=4)
@@ -602,6 +643,7 @@ def test_a_refused_port_is_a_connect_error_that_says_what_to_do() -> None:
     assert (caught.value.outcome, caught.value.retryable) == ("infra_error", True)
 
 
+@leaks_a_socket
 def test_a_server_that_accepts_and_never_answers_is_a_connect_error_after_the_time_out() -> None:
     async def go(port: int) -> None:
         client = GenericEnvClient(f"http://127.0.0.1:{port}", connect_timeout_s=0.2)
@@ -742,6 +784,7 @@ def test_a_late_error_is_dropped_like_any_late_reply(gate: Gate) -> None:
         asyncio.run(go(server.url))
 
 
+@leaks_a_socket
 def test_a_call_cancelled_while_it_connects_leaves_the_client_usable() -> None:
     arrivals: asyncio.Queue[None] = asyncio.Queue()
     first = True
@@ -904,15 +947,22 @@ def test_a_reset_is_not_tried_for_ever() -> None:
         assert peers.connections == 2
 
 
-def test_many_resets_after_a_lost_connection_share_one_new_session(env: type[Counting]) -> None:
-    async def go(server: Running) -> None:
-        async with GenericEnvClient(server.url) as client:
-            await client.reset()
-            for connection in list(server.server.hive.heartbeat._watched):  # the network takes the connection away
-                connection.abort("test")
+def test_many_resets_after_a_lost_connection_share_one_new_session() -> None:
+    def behave(peer: Peer) -> None:
+        if peer.receive_request()["data"].get("seed") == 1:
+            peer.send(observation(session="old"))
+            return  # and hangs up
+        peer.send(observation())
+        peer.answer_everything()
 
-    with serving(env, "fast") as server:
-        asyncio.run(go(server))
+    async def go(url: str) -> None:
+        async with GenericEnvClient(url) as client:
+            assert (await client.reset(seed=1)).observation == {"session": "old"}
+            await asyncio.gather(*(client.reset(seed=2) for _ in range(10)))
+
+    with peer_server(behave) as peers:
+        asyncio.run(go(peers.url))
+        assert peers.connections == 2
 
 
 def test_a_server_that_shuts_down_answers_the_running_step_and_says_why_it_leaves(gate: Gate) -> None:
@@ -961,8 +1011,8 @@ def test_close_while_a_coroutine_is_stepping_is_prompt_and_frees_the_slot() -> N
         client = GenericEnvClient(server.url)
         await client.reset()
         step = asyncio.create_task(client.step({"seconds": 60}))
-        await asyncio.to_thread(eventually, lambda: env.journal.count("reset") == 1)
-        await asyncio.sleep(0)
+        session = next(iter(server.server.hive.sessions.values()))
+        await asyncio.to_thread(eventually, lambda: session.busy_with == "step")
         await asyncio.wait_for(client.close(), 6.5)
         with pytest.raises(ConnectionLostError, match="closed"):
             await step
@@ -970,8 +1020,7 @@ def test_close_while_a_coroutine_is_stepping_is_prompt_and_frees_the_slot() -> N
         async with GenericEnvClient(server.url) as other:
             await other.reset()
 
-    env = async_counting()
-    with serving(env, "fast", max_concurrent_envs=1) as server:
+    with serving(async_counting(), "fast", max_concurrent_envs=1) as server:
         asyncio.run(go(server))
 
 

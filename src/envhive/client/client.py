@@ -120,7 +120,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         """Do `action`. Waits `timeout_s` for the reply, or as long as the client does by default."""
         payload = self._step_payload(action)
         transport = await self._connected()
-        _, data = await transport.request("step", payload, timeout_s or self._options.message_timeout_s)
+        _, data = await transport.request(
+            "step", payload, self._options.message_timeout_s if timeout_s is None else timeout_s
+        )
         return self._parse_result(_as_dict(data))
 
     async def state(self) -> StateT:

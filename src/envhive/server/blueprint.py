@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
+import logging
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from envhive.errors import ConcurrencyConfigurationError, EnvironmentFactoryError
 from envhive.inspection import Factory, declared_types, factory_name, underlying_class
 from envhive.server.config import DEFAULT_MAX_SESSIONS
 from envhive.types import State
+
+logger: Final = logging.getLogger("envhive.environment")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,9 @@ class Blueprint:
         state_cls: type[Any] | None = None,
         reset_observation_cls: type[Any] | None = None,
     ) -> Blueprint:
-        if not callable(env) or _is_instance_of_environment(env):
+        if not callable(env) and not _is_instance_of_environment(env):
+            raise TypeError(f"env must be an environment class or a function that makes one, not {env!r}.")
+        if _is_instance_of_environment(env):
             raise TypeError(
                 f"env must be an environment class or a function that makes one, not an instance of "
                 f"{type(env).__name__}. Pass {type(env).__name__}, not {type(env).__name__}()."
@@ -78,23 +85,22 @@ def session_limit(blueprint: Blueprint, wanted: int | None) -> Limit:
 
 
 def _class_by_trial(blueprint: Blueprint) -> type:
-    """Learn a factory's class by calling it, on a thread of its own as a session would, and leave nothing behind.
-
-    It is called twice: a factory that hands out one shared instance must not find it closed.
-    """
+    """Learn a factory's class by calling it, on a thread of its own as a session would, and leave nothing behind."""
     made: list[Any] = []
     failure: list[BaseException] = []
 
     def trial() -> None:
         try:
             made.append(blueprint.factory())
-            made.append(blueprint.factory())
         except BaseException as error:  # the author's code: anything may come, and the start must say so
             failure.append(error)
-        for instance in made if len({id(instance) for instance in made}) == len(made) else ():
-            close = getattr(instance, "close", None)
-            if callable(close) and not inspect.iscoroutinefunction(close):
-                close()
+            return
+        # A second call tells whether all sessions share one instance, which must not find itself closed. That an
+        # environment cannot be made twice at once is its own affair.
+        with contextlib.suppress(Exception):
+            made.append(blueprint.factory())
+        for instance in made if made[0] is not made[-1] or len(made) == 1 else ():
+            _close_quietly(instance)
 
     thread = threading.Thread(target=trial, name="envhive-trial")
     thread.start()
@@ -106,3 +112,14 @@ def _class_by_trial(blueprint: Blueprint) -> type:
             f"{type(failure[0]).__name__}: {failure[0]}",
         ) from failure[0]
     return type(made[0])
+
+
+def _close_quietly(instance: Any) -> None:
+    close = getattr(instance, "close", None)
+    try:
+        if inspect.iscoroutinefunction(close):
+            asyncio.run(close())
+        elif callable(close):
+            close()
+    except Exception:  # the author's code; the server can start all the same
+        logger.exception("close() of %s failed when tried at start", type(instance).__name__)

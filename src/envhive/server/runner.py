@@ -7,23 +7,15 @@ job's result or with the failure it was attributed to.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import threading
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Awaitable, Callable
-from queue import SimpleQueue
 from typing import Any, Final
 
-from envhive.errors import EnvHiveError, ExecutionError
+from envhive.errors import EnvHiveError
 from envhive.inspection import ClassPlan, Place, plan_for
-from envhive.server.calls import Calls, describe
-
-Done = Callable[[Any, EnvHiveError | None], None]
-Job = Callable[..., Any]
-AsyncJob = Callable[..., Awaitable[Any]]
-Inbox = SimpleQueue[tuple[Job, tuple[Any, ...], Done] | None]
+from envhive.server.calls import Calls
+from envhive.server.coroutines import AsyncJob, CoroutineDriver
+from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
 
 
 class Runner(ABC):
@@ -87,12 +79,12 @@ class LoopRunner(Runner):
     connect), so they run on a small pool, unless the class promises that nothing in it ever waits.
     """
 
-    __slots__ = ("_pool", "_task")
+    __slots__ = ("_driver", "_pool")
 
     def __init__(self, calls: Calls, pool: Pool | None) -> None:
         super().__init__(calls)
         self._pool = pool
-        self._task: asyncio.Task[None] | None = None
+        self._driver: CoroutineDriver | None = None
 
     def open(self, done: Done) -> None:
         place = self.run if self._pool is None else self._pool.submit
@@ -107,42 +99,41 @@ class LoopRunner(Runner):
             done(result, None)
 
     def run_async(self, job: AsyncJob, args: tuple[Any, ...], done: Done) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._drive(job, args, done))
-
-    async def _drive(self, job: AsyncJob, args: tuple[Any, ...], done: Done) -> None:
-        try:
-            result, error = await job(*args), None
-        except EnvHiveError as failure:
-            result, error = None, failure
-        self._task = None
-        done(result, error)
+        if self._driver is None:
+            self._driver = CoroutineDriver()
+        self._driver.run(job, args, done)
 
     def cancel(self) -> None:
-        if self._task is not None:
-            # Soon, not now: a task that is cancelled before its first line never runs, and would never answer.
-            asyncio.get_running_loop().call_soon(self._task.cancel)
+        if self._driver is not None:
+            self._driver.cancel()
 
     def close(self, done: Done) -> None:
         env, self.env = self.env, None
+        finish = functools.partial(self._closed, done)
         if env is None:
-            done(None, None)
+            finish(None, None)
         elif self.plan.async_close:
-            self.run_async(self.calls.close_async, (env,), done)
+            self.run_async(self.calls.close_async, (env,), finish)
         else:
             place = self.run if self._pool is None else self._pool.submit
-            place(self.calls.close, (env,), done)
+            place(self.calls.close, (env,), finish)
+
+    def _closed(self, done: Done, result: Any, error: EnvHiveError | None) -> None:
+        if self._driver is not None:
+            self._driver.stop()
+        done(result, error)
 
 
 class ThreadRunner(Runner):
     """For plain methods: all of them run on one thread, in order. Coroutines still run on the loop."""
 
-    __slots__ = ("_loop_side", "_owns_thread", "_thread")
+    __slots__ = ("_driver", "_owns_thread", "_thread")
 
     def __init__(self, calls: Calls, thread: Worker, *, owns_thread: bool) -> None:
         super().__init__(calls)
         self._thread = thread
         self._owns_thread = owns_thread
-        self._loop_side: LoopRunner | None = None
+        self._driver: CoroutineDriver | None = None
 
     def open(self, done: Done) -> None:
         self._thread.submit(self.calls.make, (), functools.partial(self._opened, done))
@@ -151,14 +142,13 @@ class ThreadRunner(Runner):
         self._thread.submit(job, args, done)
 
     def run_async(self, job: AsyncJob, args: tuple[Any, ...], done: Done) -> None:
-        if self._loop_side is None:
-            self._loop_side = LoopRunner(self.calls, None)
-            self._loop_side.env = self.env
-        self._loop_side.run_async(job, args, done)
+        if self._driver is None:
+            self._driver = CoroutineDriver()
+        self._driver.run(job, args, done)
 
     def cancel(self) -> None:
-        if self._loop_side is not None:
-            self._loop_side.cancel()
+        if self._driver is not None:
+            self._driver.cancel()
 
     def close(self, done: Done) -> None:
         env, self.env = self.env, None
@@ -171,118 +161,13 @@ class ThreadRunner(Runner):
             self._thread.submit(self.calls.close, (env,), finish)
 
     def _closed(self, done: Done, result: Any, error: EnvHiveError | None) -> None:
+        if self._driver is not None:
+            self._driver.stop()
         if self._owns_thread:
             self._thread.stop()
         done(result, error)
 
 
-class Worker:
-    """A thread with an inbox, started on first use."""
-
-    __slots__ = ("_inbox", "_mailbox", "_name", "_started")
-
-    def __init__(self, mailbox: Mailbox, name: str) -> None:
-        self._mailbox = mailbox
-        self._name = name
-        self._inbox: Inbox = SimpleQueue()
-        self._started = False
-
-    def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
-        self._inbox.put((job, args, done))
-        if not self._started:
-            self._started = True
-            self._mailbox.start_thread(self._name, self._inbox)
-
-    def stop(self) -> None:
-        """End the thread after the jobs already given to it."""
-        if self._started:
-            self._inbox.put(None)
-
-
-class Pool:
-    """Threads with one inbox, started as they are needed; for work that may wait and has no thread of its own."""
-
-    __slots__ = ("_inbox", "_mailbox", "_pending", "_size", "_threads")
-
-    def __init__(self, mailbox: Mailbox, size: int) -> None:
-        self._mailbox = mailbox
-        self._size = size
-        self._inbox: Inbox = SimpleQueue()
-        self._threads = 0
-        self._pending = 0
-
-    def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
-        self._pending += 1
-        if self._threads < min(self._pending, self._size):
-            self._threads += 1
-            self._mailbox.start_thread(f"envhive-pool-{self._threads}", self._inbox)
-        self._inbox.put((job, args, functools.partial(self._finished, done)))
-
-    def _finished(self, done: Done, result: Any, error: EnvHiveError | None) -> None:
-        self._pending -= 1
-        done(result, error)
-
-    def stop(self) -> None:
-        for _ in range(self._threads):
-            self._inbox.put(None)
-
-
-class Mailbox:
-    """Brings the answers of all threads to the event loop, with one wake-up per batch."""
-
-    __slots__ = ("_letters", "_loop", "_stack_size", "_woken")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, stack_size: int) -> None:
-        self._loop = loop
-        self._letters: deque[tuple[Done, Any, EnvHiveError | None]] = deque()
-        self._woken = False
-        self._stack_size = max(stack_size, _SMALLEST_STACK)
-
-    def start_thread(self, name: str, inbox: Inbox) -> None:
-        """Start a thread that works through `inbox` and answers here."""
-        # A daemon, so that a step that never returns cannot keep the process from ending.
-        thread = threading.Thread(target=_work, args=(inbox, self.put), name=name, daemon=True)
-        before = threading.stack_size(self._stack_size)  # the setting is the process's, so it is put back
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-
-    def put(self, done: Done, result: Any, error: EnvHiveError | None) -> None:
-        """Called on any thread. The letter is in the box before the flag is read, so none is ever overlooked."""
-        self._letters.append((done, result, error))
-        if not self._woken:
-            self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the server ended, nobody waits for this
-                self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._woken = False
-        letters = self._letters
-        try:
-            for _ in range(len(letters)):
-                done, result, error = letters.popleft()
-                done(result, error)
-        finally:
-            if letters and not self._woken:
-                self._woken = True
-                self._loop.call_soon(self._deliver)
-
-
-def _work(inbox: Inbox, answer: Callable[[Done, Any, EnvHiveError | None], None]) -> None:
-    while (entry := inbox.get()) is not None:
-        job, args, done = entry
-        try:
-            result, error = job(*args), None
-        except EnvHiveError as failure:
-            result, error = None, failure
-        except BaseException as failure:  # an environment may raise anything, and the thread must live on
-            result, error = None, ExecutionError(describe(failure))
-        answer(done, result, error)
-        del entry, job, args, done, result, error  # an idle thread keeps nothing alive
-
-
-_SMALLEST_STACK: Final = 256 * 1024
 _POOL_THREADS: Final = 64
 
 

@@ -22,7 +22,8 @@ from envhive.errors import (
     UnknownTypeError,
 )
 from envhive.server.mcp import answer_mcp
-from envhive.server.runner import Done, Runner
+from envhive.server.runner import Runner
+from envhive.server.threads import Done
 from envhive.types import ServerMode, SessionInfo
 from envhive.wire.codec import (
     decode_object,

@@ -32,7 +32,7 @@ def load_target(target: str) -> Target:
     """Resolve a target; raises `TargetError`, which says what was looked for and not found."""
     if target in SHIPPED:
         return Target(_app_from_reference(SHIPPED[target], env_name=target), target)
-    if Path(target).is_dir():
+    if target and Path(target).is_dir():
         return _load_folder(Path(target))
     if ":" in target:
         _import_from(Path.cwd())
@@ -49,8 +49,10 @@ def _load_folder(folder: Path) -> Target:
     reference = manifest.get("app", "server.app:app")
     if not isinstance(reference, str) or ":" not in reference:
         raise TargetError(f"{folder / MANIFEST}: app must name a module and an app, as in server.app:app.")
-    # A reference that begins with the folder's own name is meant to be imported from its parent.
-    inside = reference.split(".", 1)[0].split(":", 1)[0] != folder.name
+    # A reference that begins with the folder's own name is meant to be imported from its parent, unless the folder
+    # has a package of that name in it.
+    package = reference.split(":", 1)[0].split(".", 1)[0]
+    inside = package != folder.name or (folder / package).is_dir()
     os.chdir(folder)
     _import_from(folder if inside else folder.parent)
     return Target(_app_from_reference(reference, env_name=None), str(manifest.get("name") or folder.name))
@@ -95,6 +97,8 @@ def _app_from_reference(reference: str, env_name: str | None) -> Any:
 
 def _import_reference(reference: str) -> Any:
     module_name, _, attribute = reference.partition(":")
+    if not module_name or module_name.startswith(".") or not attribute:
+        raise TargetError(f"{reference!r} must name a module and something in it, as in package.module:EnvClass.")
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -103,8 +107,6 @@ def _import_reference(reference: str) -> Any:
         raise TargetError(
             f"There is no module {module_name!r} here ({Path.cwd()}) or among the installed ones."
         ) from None
-    except (TargetError, SyntaxError):
-        raise
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -116,4 +118,6 @@ def _import_reference(reference: str) -> Any:
 def _is_asgi_app(found: Any) -> bool:
     if not callable(found):
         return False
+    if inspect.iscoroutinefunction(found):
+        return len(inspect.signature(found).parameters) == 3  # scope, receive, send
     return hasattr(found, "router") or inspect.iscoroutinefunction(type(found).__call__)

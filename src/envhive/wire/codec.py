@@ -7,6 +7,7 @@ precisely what is wrong with the rest.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any, Final
@@ -182,6 +183,9 @@ def _direct_serializer(cls: type) -> SchemaSerializer | None:
 
 def _encode_unusual_observation(observation: Any) -> bytes:
     """Observations that are dicts, dataclasses, or models with a `model_dump` of their own."""
+    if inspect.iscoroutine(observation):
+        observation.close()
+        raise TypeError("reset or step returned a coroutine: write it as `async def`, also inside a decorator")
     fields = observation.model_dump() if hasattr(observation, "model_dump") else observation
     document = json.loads(_to_json(fields))
     if not isinstance(document, dict):
