@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from envhive.inspection import declared_types, factory_name, plan_for, underlying_class
 from envhive.samples import sample_instance
 from envhive.types import State
-from envhive.wire.codec import encode_observation, encode_state
+from envhive.wire.codec import encode_observation, encode_state, payload_of
 
 Level = Literal["error", "warning"]
 
@@ -303,7 +303,7 @@ class _Checker:
                 f"{method} gives a reward of type {type(reward).__name__}.", "Make it a float: float(reward)."
             )
         try:
-            payload = encode_observation(observation)
+            payload = payload_of(encode_observation(observation))
         except Exception as error:
             raise _Broken(
                 f"the observation of {method} cannot be sent as JSON: {_first_line(error)}.",
@@ -342,7 +342,7 @@ async def _awaited(awaitable: Any) -> Any:
 
 def _comparable(observation: Any) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(encode_observation(observation))
+        document: dict[str, Any] = json.loads(payload_of(encode_observation(observation)))
     except Exception as error:  # the author's own serialisers may raise anything
         raise _Broken(
             f"an observation cannot be sent as JSON: {_first_line(error)}.", "Keep only what JSON has."

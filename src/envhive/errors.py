@@ -20,6 +20,7 @@
     └── TransportError                        nobody's step: the way to the server failed
         ├── ConnectError                      (also a ConnectionError)
         ├── ConnectionLostError               (also a ConnectionError)
+        ├── BadReplyError
         └── RequestTimeoutError               (also a TimeoutError)
 
 A class owns its wire code, says whose fault it is (`outcome`) and whether trying again may help
@@ -238,6 +239,10 @@ class ConnectError(TransportError, ConnectionError):
 
 class ConnectionLostError(TransportError, ConnectionError):
     """The connection ended while it was needed. `reset()` opens a new session."""
+
+
+class BadReplyError(TransportError):
+    """What the server sent is no reply to what was asked."""
 
 
 class RequestTimeoutError(TransportError, TimeoutError):

@@ -8,6 +8,7 @@ from envhive.server.heartbeat import Heartbeat
 class Peer:
     def __init__(self) -> None:
         self.heard = True
+        self.listening = True
         self.quiet_since = 0.0
         self.pinged_at = 0.0
         self.pings = 0
@@ -51,6 +52,21 @@ def test_a_peer_that_does_not_answer_is_given_up_after_the_time_out() -> None:
     heartbeat.beat(31)
     assert peer.aborted is not None
     assert "10 s" in peer.aborted
+
+
+def test_a_peer_that_is_not_read_from_is_not_blamed_for_its_silence() -> None:
+    heartbeat, peer = Heartbeat(20, 10), Peer()
+    heartbeat.watch(peer)
+    for now in range(25):
+        heartbeat.beat(now)
+    peer.listening = False
+    for now in range(25, 100):
+        heartbeat.beat(now)
+    assert (peer.pings, peer.aborted) == (1, None)
+    peer.listening = True
+    for now in range(100, 131):
+        heartbeat.beat(now)
+    assert peer.aborted is not None
 
 
 def test_a_forgotten_peer_is_left_alone() -> None:

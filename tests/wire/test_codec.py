@@ -21,6 +21,7 @@ from envhive.wire.codec import (
     encode_observation,
     encode_request,
     encode_state,
+    payload_of,
 )
 
 values = st.recursive(
@@ -103,8 +104,9 @@ class Board(Observation):
 
 
 def payload(observation: Any) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(encode_observation(observation))
-    return document
+    reply: dict[str, Any] = json.loads(encode_observation(observation))
+    assert reply["type"] == "observation"
+    return reply["data"]
 
 
 @given(st.lists(st.integers()), st.none() | st.booleans() | st.integers() | st.floats(), st.booleans(), objects)
@@ -157,13 +159,10 @@ def test_what_is_no_observation_is_refused(value: Any) -> None:
 
 
 def test_state_may_be_a_model_a_dict_or_nothing_yet() -> None:
-    assert json.loads(encode_state(State(episode_id="e", step_count=2, extra=1))) == {  # type: ignore[call-arg]
-        "episode_id": "e",
-        "step_count": 2,
-        "extra": 1,
-    }
-    assert json.loads(encode_state({"a": 1})) == {"a": 1}
-    assert encode_state(None) == b"{}"
+    own = State(episode_id="e", step_count=2, extra=1)  # type: ignore[call-arg]
+    for state, sent in [(own, {"episode_id": "e", "step_count": 2, "extra": 1}), ({"a": 1}, {"a": 1}), (None, {})]:
+        assert json.loads(encode_state(state)) == {"type": "state", "data": sent}
+        assert json.loads(payload_of(encode_state(state))) == sent
 
 
 @pytest.mark.parametrize("state", [lambda: None, 3, "text", [1]])

@@ -37,6 +37,6 @@ def test_a_lost_connection_fails_everyone_who_still_waits() -> None:
     line.expect(lambda reply, error: seen.append(("first", error)))
     line.expect(lambda reply, error: seen.append(("second", error))).abandon()
     lost = ConnectionError("gone")
-    line.fail_all(lost)
+    line.fail_all(lambda: lost)
     assert seen == [("first", lost)]
     assert len(line) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import typing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVa
 from pydantic import BaseModel
 
 from envhive.client.transport import Transport, TransportOptions, websocket_url
-from envhive.errors import ConnectionLostError, SessionError
+from envhive.errors import BadReplyError, ConnectionLostError, SessionError, SessionExpiredError
 from envhive.types import StepResult
 
 if TYPE_CHECKING:
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
 StateT = TypeVar("StateT")
+
+
+class _Home:
+    """The event loop, and the process, that a client's connection lives in."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self.connecting = asyncio.Lock()
+
+    def is_here(self) -> bool:
+        return self._loop is asyncio.get_running_loop() and self._pid == os.getpid()
+
+    def is_alive(self) -> bool:
+        """Whether it still runs, elsewhere. A forked child has only the picture of its parent's loop."""
+        return self._loop.is_running() and self._pid == os.getpid()
 
 
 def _model_or_none(argument: Any) -> type[Any] | None:
@@ -52,7 +69,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     action_cls: type[Any] | None = None
     observation_cls: type[Any] | None = None
     state_cls: type[Any] | None = None
-    _declared: ClassVar[tuple[type[Any] | None, ...]] = (None, None, None)
+    _parameters: ClassVar[tuple[Any, ...]] = ()
+    """What a derived class puts for the three type parameters: types, or still variables."""
 
     def __init__(
         self,
@@ -78,20 +96,23 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ping_timeout_s=websocket_ping_timeout_s,
             headers=dict(headers or {}),
         )
-        declared = self._declared
+        declared = [_model_or_none(parameter) for parameter in self._parameters] or [None, None, None]
         self.action_cls = action_cls or self.action_cls or declared[0]
         self.observation_cls = observation_cls or self.observation_cls or declared[1]
         self.state_cls = state_cls or self.state_cls or declared[2]
         self._transport: Transport | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._connecting: asyncio.Lock | None = None
+        self._home: _Home | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for base in getattr(cls, "__orig_bases__", ()):
-            arguments = typing.get_args(base)
-            if inspect.isclass(typing.get_origin(base)) and issubclass(typing.get_origin(base), EnvClient):
-                cls._declared = tuple(_model_or_none(argument) for argument in arguments)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            origin = typing.get_origin(base)
+            if inspect.isclass(origin) and issubclass(origin, EnvClient):
+                variables: tuple[Any, ...] = getattr(origin, "__parameters__", ())
+                given = dict(zip(variables, typing.get_args(base), strict=False))
+                cls._parameters = tuple(
+                    given.get(parameter, parameter) for parameter in origin._parameters or variables
+                )
 
     @property
     def base_url(self) -> str:
@@ -108,8 +129,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         transport = await self._connected(may_reconnect=True)
         try:
             _, data = await transport.request("reset", kwargs, self._options.message_timeout_s)
-        except ConnectionLostError:
-            if transport is not before:
+        except (ConnectionLostError, SessionExpiredError):
+            if transport is not before or transport is not self._transport:
                 raise
             # An old connection turned out to be dead, and its session with it: begin anew.
             transport = await self._connected(may_reconnect=True)
@@ -120,9 +141,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         """Do `action`. Waits `timeout_s` for the reply, or as long as the client does by default."""
         payload = self._step_payload(action)
         transport = await self._connected()
-        _, data = await transport.request(
-            "step", payload, self._options.message_timeout_s if timeout_s is None else timeout_s
-        )
+        timeout = self._options.message_timeout_s if timeout_s is None else timeout_s
+        _, data = await transport.request("step", payload, timeout)
         return self._parse_result(_as_dict(data))
 
     async def state(self) -> StateT:
@@ -141,7 +161,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def close(self) -> None:
         """End the session. May be called twice."""
         transport, self._transport = self._transport, None
-        if transport is not None and self._loop is asyncio.get_running_loop():
+        if transport is not None and self._home is not None and self._home.is_here():
             await transport.close()
 
     async def disconnect(self) -> None:
@@ -168,18 +188,22 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         return SyncEnvClient(self)
 
     async def _connected(self, *, may_reconnect: bool = False) -> Transport:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            if self._transport is not None and self._loop is not None and self._loop.is_running():
-                raise SessionError("This client belongs to another event loop. Make one client for each loop.")
-            self._loop, self._connecting = loop, asyncio.Lock()
-        assert self._connecting is not None
-        async with self._connecting:
+        home = self._home
+        if home is None or not home.is_here():
+            if home is not None and self._transport is not None:
+                if home.is_alive():
+                    raise SessionError("This client belongs to another event loop. Make one client for each loop.")
+                self._transport = self._transport.left_behind()
+            self._home = home = _Home()
+        async with home.connecting:
             transport = self._transport
             if transport is not None and not may_reconnect:
                 return transport  # open, or knowing why it is not
             if transport is None or not transport.is_open:
-                self._transport = transport = await Transport.connect(self._url, self._options)
+                fresh = await Transport.connect(self._url, self._options)
+                if transport is not None:
+                    transport.abort()
+                self._transport = transport = fresh
             return transport
 
     # What typed clients may override.
@@ -187,9 +211,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     def _step_payload(self, action: ActT) -> Any:
         """The JSON object to send for an action."""
         if isinstance(action, dict) and self.action_cls is not None:
-            return self.action_cls.model_validate(action).model_dump(mode="json")
+            return self.action_cls.model_validate(action).model_dump()
         if isinstance(action, BaseModel):
-            return action.model_dump(mode="json")
+            return action.model_dump()
         return action if isinstance(action, dict) or not hasattr(action, "__dict__") else vars(action)
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
@@ -218,5 +242,5 @@ class GenericEnvClient(EnvClient[Any, dict[str, Any], dict[str, Any]]):
 
 def _as_dict(data: Any) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise ConnectionLostError(f"The server's reply has no data: {data!r:.100}")
+        raise BadReplyError(f"The server's reply has no data: {data!r:.100}")
     return data

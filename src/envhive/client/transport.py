@@ -6,26 +6,35 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import socket
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from picows import WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
+from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 from envhive.errors import (
+    BadReplyError,
     ConnectError,
     ConnectionLostError,
+    DrainingError,
     EnvHiveError,
+    EnvironmentFactoryError,
     InvalidJSONError,
     MessageTooLargeError,
     RequestTimeoutError,
+    SessionCapacityError,
+    SessionExpiredError,
     from_wire,
 )
 from envhive.wire.codec import decode_reply, encode_request
 from envhive.wire.pairing import Pairing
 
 _CLOSE_TIMEOUT: Final = 5.0
-_MESSAGE_TOO_BIG: Final = 1009
+_ANSWERS: Final = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
+_LAST_WORDS: Final = (SessionCapacityError, SessionExpiredError, EnvironmentFactoryError, DrainingError)
+"""Errors after which there is no session on this connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +57,16 @@ def websocket_url(base_url: str) -> str:
         'wss://example.org/echo/ws'
     """
     schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-    url = base_url if "://" in base_url else f"ws://{base_url}"
-    parts = urlsplit(url)
-    if parts.scheme not in schemes or not parts.hostname:
+    try:
+        parts = urlsplit(base_url if "://" in base_url else f"ws://{base_url}")
+        valid = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number or too large, an address without its closing bracket
+        valid = False
+    if not valid:
         raise ValueError(f"{base_url!r} is not the address of a server: it must look like http://host:port.")
     path = parts.path.rstrip("/")
-    return urlunsplit(
-        (schemes[parts.scheme], parts.netloc, path if path.endswith("/ws") else f"{path}/ws", parts.query, "")
-    )
+    path = path if path.endswith("/ws") else f"{path}/ws"
+    return urlunsplit((schemes[parts.scheme], parts.netloc, path, parts.query, ""))
 
 
 class Transport(WSListener):
@@ -63,10 +74,10 @@ class Transport(WSListener):
 
     def __init__(self, url: str, options: TransportOptions) -> None:
         self.url = url
-        self._options = options
         self._ws: WSTransport | None = None
         self._line = Pairing()
         self._parts: list[bytes] = []
+        self._max_size = int(options.max_message_size_mb * 1024 * 1024)
         self._ended: EnvHiveError | None = None
         self._closed = asyncio.Event()
 
@@ -74,6 +85,7 @@ class Transport(WSListener):
     async def connect(cls, url: str, options: TransportOptions) -> Self:
         """Connect; raises `ConnectError`, which says what was tried and what went wrong."""
         listener = cls(url, options)
+        dialing = _Dialing()
         pinging = options.ping_interval_s is not None
         interval = options.ping_interval_s or 0.0
         timeout = options.ping_timeout_s if options.ping_timeout_s is not None else interval
@@ -86,15 +98,22 @@ class Transport(WSListener):
                     auto_ping_idle_timeout=interval,
                     auto_ping_reply_timeout=min(timeout, interval),
                     websocket_handshake_timeout=None,
-                    max_frame_size=int(options.max_message_size_mb * 1024 * 1024),
+                    max_frame_size=listener._max_size,
                     extra_headers=options.headers,
                     proxy=_proxy_for(url),
-                    logger_name="envhive",
+                    socket_factory=dialing.dial,
+                    logger_name=_silent,
                 )
         except TimeoutError:
+            dialing.hang_up()
             raise ConnectError(f"Could not connect to {url} within {options.connect_timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            dialing.hang_up()
+            raise
         except (OSError, WSError, ValueError) as error:
             raise ConnectError(f"Could not connect to {url}: {_why(error)}") from error
+        if listener._ws is None:
+            raise ConnectError(f"Could not connect to {url}: the server hung up")
         return listener
 
     @property
@@ -102,11 +121,11 @@ class Transport(WSListener):
         return self._ended is None
 
     async def request(self, kind: str, data: Any = None, timeout: float | None = None) -> tuple[str, Any]:
-        """Send a request and wait for its own reply; raises the error that the server answered with."""
+        """Send a request and return its own reply; raises the error that the server answered with."""
         if self._ended is not None:
-            raise self._ended
+            raise copy(self._ended)  # one each: an exception carries the traceback of its raising
         assert self._ws is not None
-        answer: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def settle(reply: Any, error: BaseException | None) -> None:
             if not answer.done():
@@ -117,26 +136,45 @@ class Transport(WSListener):
         self._ws.send(WSMsgType.TEXT, frame)
         try:
             async with asyncio.timeout(timeout):
-                return await answer
+                answered, reply = await answer
         except TimeoutError:
             raise RequestTimeoutError(f"No reply to {kind} within {timeout:g} s") from None
         finally:
             ticket.abandon()  # after a time-out or a cancellation the late reply is nobody's
+        if answered != _ANSWERS[kind]:
+            raise BadReplyError(f"The server answered {kind} with {answered!r}")
+        return answered, reply
 
     async def close(self) -> None:
         """Say goodbye and wait, for a moment, until the server has let go of the session."""
         if self._ws is None:
             return
         if self._ended is None:
-            self._end(ConnectionLostError("The client was closed"))
-            with contextlib.suppress(WSError, OSError):
-                self._ws.send(WSMsgType.TEXT, encode_request("close"))
-                self._ws.send_close()
+            self.end(ConnectionLostError("The client was closed"))
+            self._ws.send(WSMsgType.TEXT, encode_request("close"))
+            self._ws.send_close(WSCloseCode.OK)
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT):
                 await self._closed.wait()
         except TimeoutError:
+            self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection without a word."""
+        if self._ws is not None and not self._ws.is_disconnected:
             self._ws.disconnect(graceful=False)
+
+    def left_behind(self) -> Self:
+        """What is left of this connection when its event loop has ended, or stayed in the parent of a fork."""
+        self._ws = None
+        self._ended = ConnectionLostError("The event loop of this connection has ended")
+        return self
+
+    def end(self, error: EnvHiveError) -> None:
+        """There will be no more replies, because of `error`: the first reason counts."""
+        if self._ended is None:
+            self._ended = error
+        self._line.fail_all(lambda: copy(error))
 
     # What picows tells.
 
@@ -146,21 +184,28 @@ class Transport(WSListener):
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         if frame.msg_type == WSMsgType.CLOSE:
             self._server_closes(transport, frame)
-            return
-        if frame.msg_type == WSMsgType.PONG:
-            return
-        payload = frame.get_payload_as_bytes()
-        if not frame.fin:
-            self._parts.append(payload)
-            return
-        if self._parts:
-            payload = b"".join((*self._parts, payload))
-            self._parts = []
-        self._receive(payload)
+        elif frame.msg_type != WSMsgType.PONG and not transport.is_close_frame_sent:
+            self._parts.append(frame.get_payload_as_bytes())
+            if sum(map(len, self._parts)) > self._max_size:
+                self._parts = []
+                self.end(MessageTooLargeError(f"The server's reply is larger than {self._max_size} bytes"))
+                transport.send_close(WSCloseCode.MESSAGE_TOO_BIG)
+                transport.disconnect()
+            elif frame.fin:
+                payload = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+                self._parts = []
+                self._receive(payload)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
-        self._end(ConnectionLostError(f"The connection to {self.url} was lost"))
+        sent = transport.close_handshake.sent if transport.close_handshake is not None else None
+        if sent is not None and sent.code == WSCloseCode.MESSAGE_TOO_BIG:
+            self.end(MessageTooLargeError(f"The server's reply is larger than {self._max_size} bytes"))
+        self.end(ConnectionLostError(f"The connection to {self.url} was lost"))
         self._closed.set()
+        if sent is not None and sent.code != WSCloseCode.OK:
+            # picows keeps the exception that made it give up for whoever waits, and nobody would.
+            _background.add(task := asyncio.get_running_loop().create_task(_retrieve(transport)))
+            task.add_done_callback(_background.discard)
 
     def pause_writing(self) -> None:
         """Sending waits in picows's buffer; replies are what is waited for."""
@@ -172,24 +217,78 @@ class Transport(WSListener):
         try:
             kind, data = decode_reply(payload)
         except InvalidJSONError as invalid:
-            self._line.deliver(None, invalid)
+            self._line.deliver(None, BadReplyError(f"The server's reply makes no sense: {invalid}"))
             return
         error = from_wire(data) if kind == "error" else None
-        if not self._line.deliver((kind, data), error) and error is not None:
-            self._end(error)  # not a reply: the server says why it is about to close
+        asked = self._line.deliver((kind, data), error)
+        if error is not None and (not asked or isinstance(error, _LAST_WORDS)):
+            self.end(error)  # the server says why there is no session, and is about to close
 
     def _server_closes(self, transport: WSTransport, frame: WSFrame) -> None:
         code, reason = frame.get_close_code(), frame.get_close_reason() or ""
         number = getattr(code, "value", code)
         said = f"The server closed the connection ({number}{': ' + reason if reason else ''})"
-        self._end(MessageTooLargeError(said) if number == _MESSAGE_TOO_BIG else ConnectionLostError(said))
-        transport.send_close(code)
+        self.end(
+            MessageTooLargeError(said) if number == WSCloseCode.MESSAGE_TOO_BIG.value else ConnectionLostError(said)
+        )
+        transport.send_close(WSCloseCode.OK if number == 0 else code)
         transport.disconnect()
 
-    def _end(self, error: EnvHiveError) -> None:
-        if self._ended is None:
-            self._ended = error
-        self._line.fail_all(self._ended)
+
+class _Dialing:
+    """Makes the socket of a connection, and can hang up while picows still waits for the handshake."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    async def dial(self, url: Any) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        failure: OSError | None = None
+        addresses = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in addresses:
+            candidate = socket.socket(family, kind, protocol)
+            candidate.setblocking(False)
+            try:
+                await loop.sock_connect(candidate, address)
+            except OSError as error:
+                candidate.close()
+                failure = failure or error
+            except asyncio.CancelledError:
+                candidate.close()
+                raise
+            else:
+                self._socket = candidate
+                return candidate
+        raise failure or OSError(f"{url.host} has no address")
+
+    def hang_up(self) -> None:
+        """Shut the socket down; whoever reads from it sees the end and closes it."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+_background: Final[set[asyncio.Task[None]]] = set()
+
+
+async def _retrieve(transport: WSTransport) -> None:
+    with contextlib.suppress(WSError):
+        await transport.wait_disconnected()
+
+
+class _SilentLogger:
+    """picows logs what the errors here say already."""
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
+        return False
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    debug = info = warning = error = exception = log
+
+
+_silent: Final[Any] = _SilentLogger()
 
 
 def _why(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from envhive.errors import EnvHiveError, EnvironmentFactoryError, ExecutionError
 from envhive.inspection import MethodPlan
 from envhive.server.blueprint import Blueprint
 from envhive.types import EnvironmentMetadata
-from envhive.wire.codec import encode_observation, encode_state, validation_failure
+from envhive.wire.codec import encode_object, encode_observation, encode_state, validation_failure
 
 logger: Final = logging.getLogger("envhive.environment")
 
@@ -25,7 +25,7 @@ ActionParser = Callable[[bytes], Any]
 class Calls:
     """Calls the methods of environments made from one blueprint. Holds nothing of any session.
 
-    Each method returns the payload of a reply, or raises an `EnvHiveError` that says whose fault it was.
+    Each method returns the reply, or raises an `EnvHiveError` that says whose fault it was.
     """
 
     __slots__ = ("_parse_action", "blueprint")
@@ -65,14 +65,16 @@ class Calls:
     def step(self, env: Any, plan: MethodPlan, action: bytes, keywords: Keywords) -> bytes:
         parsed = self.parse_action(action)
         try:
-            return encode_observation(getattr(env, plan.name)(parsed, **plan.select(keywords)))
+            method = getattr(env, plan.name)
+            return encode_observation(method(parsed, **plan.select(keywords)) if keywords else method(parsed))
         except (Exception, SystemExit) as error:
             raise attribute(error, "step") from error
 
     async def step_async(self, env: Any, plan: MethodPlan, action: bytes, keywords: Keywords) -> bytes:
         parsed = self.parse_action(action)
         try:
-            return encode_observation(await getattr(env, plan.name)(parsed, **plan.select(keywords)))
+            method = getattr(env, plan.name)
+            return encode_observation(await (method(parsed, **plan.select(keywords)) if keywords else method(parsed)))
         except (Exception, SystemExit, asyncio.CancelledError) as error:
             raise attribute(error, "step") from error
 
@@ -86,8 +88,8 @@ class Calls:
         try:
             if not callable(getattr(env, "get_metadata", None)):
                 name = type(env).__name__
-                return encode_state(EnvironmentMetadata(name=name, description=f"{name} environment"))
-            return encode_state(env.get_metadata())
+                return encode_object(EnvironmentMetadata(name=name, description=f"{name} environment"), "metadata")
+            return encode_object(env.get_metadata(), "metadata")
         except (Exception, SystemExit) as error:
             raise attribute(error, "get_metadata") from error
 

@@ -135,6 +135,7 @@ class FastConnection(WSListener):
         "_ws",
         "close_sent",
         "heard",
+        "listening",
         "pinged_at",
         "quiet_since",
     )
@@ -152,6 +153,7 @@ class FastConnection(WSListener):
         self.close_sent = False
         self._close_received = False
         self.heard = True
+        self.listening = True
         self.quiet_since = 0.0
         self.pinged_at = 0.0
 
@@ -299,10 +301,12 @@ class FastConnection(WSListener):
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
+            self.listening = False
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
+            self.listening = True
             self._transport.resume_reading()
 
     def ping(self) -> None:

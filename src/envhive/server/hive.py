@@ -125,7 +125,10 @@ class Hive:
             due = time.monotonic() + self._tick
             await asyncio.sleep(self._tick)
             self._lags.append(max(0.0, time.monotonic() - due))
-            self.sweep()
+            try:
+                self.sweep()
+            except Exception:  # without the sweeper places would be lost for ever, so it goes on
+                logger.exception("A sweep failed")
 
     def sweep(self) -> None:
         """Expire the sessions that were idle too long, and ask silent peers whether they are there."""

@@ -30,12 +30,14 @@ from envhive.wire.codec import (
     decode_request,
     encode_error_reply,
     encode_mcp_reply,
-    encode_observation_reply,
-    encode_state_reply,
+    payload_of,
 )
 
 INBOX_LIMIT: Final = 64
 """Requests that may wait before the session asks its outlet to stop reading."""
+
+_CONTROL: Final = frozenset({"reset", "step", "state"})
+_NO_KEYWORDS: Final[dict[str, Any]] = {}
 
 NORMAL_CLOSURE: Final = 1000
 GOING_AWAY: Final = 1001
@@ -108,13 +110,12 @@ class Session:
         "_held",
         "_inbox",
         "_keeper",
-        "_mode",
         "_outlet",
         "_phase",
+        "_production",
         "_pumping",
         "_reading_paused",
         "_runner",
-        "_wrap",
         "busy_with",
         "id",
         "last_active",
@@ -137,13 +138,12 @@ class Session:
         self.last_active = clock()
         self._created_at = time.time()
         self._clock = clock
-        self._mode = mode
+        self._production = mode is ServerMode.PRODUCTION
         self._runner = runner
         self._outlet = outlet
         self._keeper = keeper
         self._phase = Phase.OPENING
         self._inbox: deque[str | bytes | Ask] = deque()
-        self._wrap: Callable[[bytes], bytes] = encode_observation_reply
         self._farewell = (NORMAL_CLOSURE, "")
         self._closed: asyncio.Future[None] | None = None
         self._ended_by: EnvHiveError = SessionError("The session has ended")
@@ -202,7 +202,8 @@ class Session:
 
     def expire(self, idle_limit: float) -> None:
         self._ended_by = SessionExpiredError(f"Session expired: idle for more than {idle_limit:g} s")
-        self._send(encode_error_reply(self._ended_by))
+        if self._outlet is not None:
+            self._outlet.send(encode_error_reply(self._ended_by))
         self.end(GOING_AWAY, str(self._ended_by))
 
     def idle_since(self) -> float | None:
@@ -223,16 +224,13 @@ class Session:
     # Requests that come by another way than frames.
 
     async def ask_reset(self, keywords: dict[str, Any]) -> bytes:
-        payload: bytes = await self._ask("reset", lambda done: self._runner.reset(keywords, done))
-        return payload
+        return payload_of(await self._ask("reset", lambda done: self._runner.reset(keywords, done)))
 
     async def ask_step(self, action: bytes, keywords: dict[str, Any]) -> bytes:
-        payload: bytes = await self._ask("step", lambda done: self._runner.step(action, keywords, done))
-        return payload
+        return payload_of(await self._ask("step", lambda done: self._runner.step(action, keywords, done)))
 
     async def ask_state(self) -> bytes:
-        payload: bytes = await self._ask("state", self._runner.state)
-        return payload
+        return payload_of(await self._ask("state", self._runner.state))
 
     async def ask(self, job: Callable[[Any], Any]) -> Any:
         """Run `job(environment)` where the environment's code runs."""
@@ -312,39 +310,31 @@ class Session:
                 raise InvalidJSONError("Invalid JSON: binary frames are not understood, send JSON as text")
             message = decode_request(frame)
             kind = message.type
+            if self._production and kind in _CONTROL:
+                raise UnknownTypeError(f"{kind!r} is not available in production mode")
             if kind == "step":
-                self._refuse_in_production(kind)
-                self._begin(kind, encode_observation_reply)
-                self._runner.step(bytes(message.data), {}, self._answered)
+                self._phase, self.busy_with = Phase.BUSY, kind
+                self._runner.step(bytes(message.data), _NO_KEYWORDS, self._answered)
             elif kind == "reset":
-                self._refuse_in_production(kind)
                 keywords = decode_object(message.data)
-                self._begin(kind, encode_observation_reply)
+                self._phase, self.busy_with = Phase.BUSY, kind
                 self._runner.reset(keywords, self._answered)
             elif kind == "state":
-                self._refuse_in_production(kind)
-                self._begin(kind, encode_state_reply)
+                self._phase, self.busy_with = Phase.BUSY, kind
                 self._runner.state(self._answered)
             elif kind == "mcp":
-                self._begin(kind, encode_mcp_reply)
-                self._answered(answer_mcp(decode_object(message.data), self.id), None)
+                self._phase, self.busy_with = Phase.BUSY, kind
+                self._answered(encode_mcp_reply(answer_mcp(decode_object(message.data), self.id)), None)
             else:
                 self.end()
         except RequestError as error:
             self._answered(None, error)
 
-    def _refuse_in_production(self, kind: str) -> None:
-        if self._mode is ServerMode.PRODUCTION:
-            raise UnknownTypeError(f"{kind!r} is not available in production mode")
-
-    def _begin(self, kind: str, wrap: Callable[[bytes], bytes]) -> None:
-        self._phase, self.busy_with, self._wrap = Phase.BUSY, kind, wrap
-
-    def _answered(self, payload: bytes | None, error: EnvHiveError | None) -> None:
-        if payload is not None:
-            self._send(self._wrap(payload))
-        else:
-            self._send(encode_error_reply(error or SessionError("The environment gave no answer")))
+    def _answered(self, reply: bytes | None, error: EnvHiveError | None) -> None:
+        if reply is None:
+            reply = encode_error_reply(error or SessionError("The environment gave no answer"))
+        if self._outlet is not None:
+            self._outlet.send(reply)
         self._settle(self.busy_with if error is None else "")
 
     def _settle(self, finished: str) -> None:
@@ -359,10 +349,6 @@ class Session:
                 self._pump()
         elif self._phase is Phase.CLOSING:
             self._close_environment()
-
-    def _send(self, frame: bytes) -> None:
-        if self._outlet is not None and self._phase is not Phase.CLOSED:
-            self._outlet.send(frame)
 
     # Opening and closing.
 

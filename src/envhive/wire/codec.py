@@ -36,9 +36,11 @@ def decode_request(text: str | bytes) -> Message:
         message = _decode_fast(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = _decode_carefully(text)
+    if message.type == "step" and message.data is not NO_DATA:
+        return message  # what nearly all messages are
     if message.type not in REQUEST_TYPES:
         raise UnknownTypeError(f"Unknown message type: {message.type}")
-    if message.type == "step" and not message.has_data:
+    if message.type == "step":
         raise InvalidMessageError("Invalid message", [_problem("missing", "Field required", {"type": "step"})])
     if message.type in ("state", "close") and message.has_data:
         data = decode_value(message.data)
@@ -115,19 +117,25 @@ def validation_failure(error: PydanticValidationError, size: int = 0) -> Invalid
     return InvalidMessageError("Invalid message", errors)
 
 
-# Replies.
+# Replies. Those of an environment are made in one piece, with the payload that HTTP sends bare inside.
+
+_OBSERVATION: Final = b'{"type":"observation","data":'
+_STATE: Final = b'{"type":"state","data":'
+_MCP: Final = b'{"type":"mcp","data":'
 
 
-def encode_observation_reply(payload: bytes) -> bytes:
-    return b'{"type":"observation","data":' + payload + b"}"
+def payload_of(reply: bytes) -> bytes:
+    """The `data` of an observation or state reply.
 
-
-def encode_state_reply(payload: bytes) -> bytes:
-    return b'{"type":"state","data":' + payload + b"}"
+    Example:
+        >>> payload_of(encode_state({"step_count": 1}))
+        b'{"step_count":1}'
+    """
+    return reply[reply.index(b'"data":') + len(b'"data":') : -1]
 
 
 def encode_mcp_reply(payload: bytes) -> bytes:
-    return b'{"type":"mcp","data":' + payload + b"}"
+    return _MCP + payload + b"}"
 
 
 def encode_error_reply(error: EnvHiveError) -> bytes:
@@ -140,13 +148,11 @@ def error_data(error: EnvHiveError) -> dict[str, Any]:
     return {"message": message, "code": error.code, **error.details()}
 
 
-# Payloads: the `data` of an observation or state reply, which HTTP sends bare.
-
 _observation_serializers: dict[type, SchemaSerializer | None] = {}
 
 
 def encode_observation(observation: Any) -> bytes:
-    """`{"observation": fields, "reward": r, "done": b}`, and `metadata` beside them when there is any.
+    """The reply with an observation: its fields, with `reward` and `done` beside them, and `metadata` if there is any.
 
     Pydantic writes the fields straight to JSON: 0.6 µs for a small observation, against 2 µs by way of a dict.
     """
@@ -157,18 +163,21 @@ def encode_observation(observation: Any) -> bytes:
         serializer = _observation_serializers[cls] = _direct_serializer(cls)
     if serializer is None:
         return _encode_unusual_observation(observation)
-    fields = serializer.to_json(observation, exclude=_REWARD_AND_DONE, fallback=_fallback)
+    try:
+        fields = serializer.to_json(observation, exclude=_REWARD_AND_DONE)
+    except PydanticSerializationError:
+        fields = serializer.to_json(observation, exclude=_REWARD_AND_DONE, fallback=_fallback)
     reward = getattr(observation, "reward", None)
-    done = b',"done":true' if getattr(observation, "done", False) else b',"done":false'
     metadata = getattr(observation, "metadata", None)
     return b"".join(
         (
+            _OBSERVATION,
             b'{"observation":',
             fields,
             b',"reward":',
-            b"null" if reward is None else to_json(reward, fallback=_fallback, inf_nan_mode="null"),
-            done,
-            b"}" if not metadata else b',"metadata":' + _to_json(metadata) + b"}",
+            b"null" if reward is None else _to_json(reward),
+            b',"done":true' if getattr(observation, "done", False) else b',"done":false',
+            b"}}" if not metadata else b',"metadata":' + _to_json(metadata) + b"}}",
         )
     )
 
@@ -195,20 +204,26 @@ def _encode_unusual_observation(observation: Any) -> bytes:
         )
     payload = {"reward": document.pop("reward", None), "done": bool(document.pop("done", False))}
     metadata = document.get("metadata")
-    return _to_json({"observation": document, **payload, **({"metadata": metadata} if metadata else {})})
+    data = {"observation": document, **payload, **({"metadata": metadata} if metadata else {})}
+    return _OBSERVATION + _to_json(data) + b"}"
 
 
 def encode_state(state: Any) -> bytes:
-    """The state as a JSON object: from a model, a dict, a dataclass, or None before the first reset."""
-    if state is None:
+    """The reply with a state: a model, a dict, a dataclass, or None before the first reset."""
+    return _STATE + encode_object(state, "state") + b"}"
+
+
+def encode_object(value: Any, what: str) -> bytes:
+    """A model, dict or dataclass as a JSON object; None is an empty one."""
+    if value is None:
         return b"{}"
-    if callable(state) and not isinstance(state, BaseModel):
-        raise TypeError("state must be a property: put @property above `def state`")
-    if isinstance(state, BaseModel) and type(state).model_dump is BaseModel.model_dump:
-        return type(state).__pydantic_serializer__.to_json(state, fallback=_fallback)
-    payload = _to_json(state.model_dump() if hasattr(state, "model_dump") else state)
+    if callable(value) and not isinstance(value, BaseModel):
+        raise TypeError(f"{what} must be a property: put @property above `def {what}`")
+    if isinstance(value, BaseModel) and type(value).model_dump is BaseModel.model_dump:
+        return type(value).__pydantic_serializer__.to_json(value, fallback=_fallback)
+    payload = _to_json(value.model_dump() if hasattr(value, "model_dump") else value)
     if not payload.startswith(b"{"):
-        raise TypeError(f"state must be a model or a dict, not {type(state).__name__}")
+        raise TypeError(f"{what} must be a model or a dict, not {type(value).__name__}")
     return payload
 
 

@@ -18,4 +18,4 @@ class Message(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
 
     @property
     def has_data(self) -> bool:
-        return len(memoryview(self.data)) > 0
+        return self.data is not NO_DATA

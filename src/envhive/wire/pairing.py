@@ -65,7 +65,7 @@ class Pairing:
         self._waiting.popleft().settle(reply, error)
         return True
 
-    def fail_all(self, error: BaseException) -> None:
-        """The connection is gone: every request in the line gets `error`."""
+    def fail_all(self, make_error: Callable[[], BaseException]) -> None:
+        """The connection is gone: every request in the line gets an error of its own."""
         while self._waiting:
-            self._waiting.popleft().settle(None, error)
+            self._waiting.popleft().settle(None, make_error())

@@ -19,19 +19,21 @@ class _Benchmark(Environment[BenchmarkAction, BenchmarkObservation, State]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._state = State()
+        self._pid = os.getpid()
+        self._episode_id: str | None = None
+        self._steps = 0
 
     def _begin(self, episode_id: str | None) -> BenchmarkObservation:
-        self._state = State(episode_id=episode_id)
-        return BenchmarkObservation(pid=os.getpid())
+        self._episode_id, self._steps = episode_id, 0
+        return BenchmarkObservation(pid=self._pid)
 
     def _finish(self, waited: float) -> BenchmarkObservation:
-        self._state.step_count += 1
-        return BenchmarkObservation(pid=os.getpid(), waited_seconds=waited, reward=waited)
+        self._steps += 1
+        return BenchmarkObservation(pid=self._pid, waited_seconds=waited, reward=waited)
 
     @property
     def state(self) -> State:
-        return self._state
+        return State(episode_id=self._episode_id, step_count=self._steps)
 
 
 class BenchmarkEnvironment(_Benchmark):
