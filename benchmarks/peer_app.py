@@ -1,5 +1,7 @@
 """EnvHive's benchmark environment, written for OpenEnv. Runs in the peer's virtual environment, not in this project's.
 
+It must do the same work for a step as `envhive.envs.benchmark` does, or the comparison is of environments, not servers.
+
 PEER_FORM=async python -m uvicorn peer_app:app --host 127.0.0.1 --port 8000
 """
 
@@ -32,11 +34,13 @@ class BenchmarkEnvironment(Environment[BenchmarkAction, BenchmarkObservation, St
 
     def __init__(self) -> None:
         super().__init__()
-        self._state = State()
+        self._pid = os.getpid()
+        self._episode_id: str | None = None
+        self._steps = 0
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> BenchmarkObservation:
-        self._state = State(episode_id=episode_id)
-        return BenchmarkObservation(pid=os.getpid())
+        self._episode_id, self._steps = episode_id, 0
+        return BenchmarkObservation(pid=self._pid)
 
     def step(self, action: BenchmarkAction, timeout_s: float | None = None, **kwargs: Any) -> BenchmarkObservation:
         if action.wait_seconds:
@@ -45,11 +49,11 @@ class BenchmarkEnvironment(Environment[BenchmarkAction, BenchmarkObservation, St
 
     @property
     def state(self) -> State:
-        return self._state
+        return State(episode_id=self._episode_id, step_count=self._steps)
 
     def _finish(self, waited: float) -> BenchmarkObservation:
-        self._state.step_count += 1
-        return BenchmarkObservation(pid=os.getpid(), waited_seconds=waited, reward=waited)
+        self._steps += 1
+        return BenchmarkObservation(pid=self._pid, waited_seconds=waited, reward=waited)
 
 
 class AsyncBenchmarkEnvironment(BenchmarkEnvironment):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from closed_loop import Figures
+from closed_loop import SPIN_HELP, Figures
 from servers import (
     HERE,
     PEER,
@@ -71,6 +71,7 @@ class Plan(msgspec.Struct, frozen=True):
     rounds: int
     seconds: float
     warm_up: float
+    spin: bool
 
     @property
     def counts(self) -> list[int]:
@@ -105,6 +106,8 @@ def measure(server: RunningServer, sessions: int, plan: Plan, core: int) -> Figu
     options: dict[str, float] = {"port": server.port, "pid": server.pid, "sessions": sessions}
     options |= {"warm-up": plan.warm_up, "seconds": plan.seconds}
     command = [sys.executable, str(HERE / "closed_loop.py"), *(f"--{name}={value}" for name, value in options.items())]
+    if plan.spin:
+        command.append("--spin")
     limit = plan.warm_up + plan.seconds + _LOAD_SLACK_S
     try:
         load = subprocess.run(
@@ -182,7 +185,7 @@ def describe(plan: Plan, packages: dict[str, str]) -> str:
     return (
         f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.system()} {platform.machine()}; "
         f"{PEER} {PEER_VERSION} on uvicorn {packages['uvicorn']} and {loop}; server and load on one core each; "
-        f"median of {plan.rounds} round(s) of {plan.seconds:g} s."
+        f"median of {plan.rounds} round(s) of {plan.seconds:g} s{', load polling' if plan.spin else ''}."
     )
 
 
@@ -205,14 +208,15 @@ def parse_options(arguments: Sequence[str] | None = None) -> tuple[Plan, Path | 
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a measured window, default: 4")
     parser.add_argument("--warm-up", type=float, default=1.0, help="seconds of load before a window, default: 1")
+    parser.add_argument("--spin", action="store_true", help=f"let the load generator {SPIN_HELP}")
     parser.add_argument("--quick", action="store_true", help="1 round of 1 s with 16 sessions")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw figures there")
     options = parser.parse_args(arguments)
     if min(*options.sessions, options.rounds) < 1 or options.seconds <= 0 or options.warm_up < 0:
         parser.error("sessions, rounds and seconds must be positive")
     if options.quick:
-        return Plan(sessions=[16], rounds=1, seconds=1.0, warm_up=0.3), options.json
-    return Plan(options.sessions, options.rounds, options.seconds, options.warm_up), options.json
+        return Plan(sessions=[16], rounds=1, seconds=1.0, warm_up=0.3, spin=options.spin), options.json
+    return Plan(options.sessions, options.rounds, options.seconds, options.warm_up, options.spin), options.json
 
 
 def choose_cores() -> Cores:

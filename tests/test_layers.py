@@ -12,7 +12,10 @@ import pytest
 import envhive
 
 ROOT = Path(envhive.__file__).parent
-ORDER = ["errors", "types", "environment", "inspection", "samples", "wire", "checks", "client", "envs", "server", "cli"]
+ORDER = [
+    *("errors", "types", "environment", "inspection", "samples", "wire", "checks"),
+    *("client", "envs", "server", "bench", "cli"),
+]
 
 
 def rooms_imported_by(path: Path) -> set[str]:

@@ -191,8 +191,8 @@ def peer_server(behave: Callable[[Peer], None], *, shake_hands: bool = True) -> 
         yield server
     finally:
         server.stop()
-    if server.failures:
-        raise server.failures[0]
+        if server.failures:
+            raise server.failures[0]  # also when the test has failed: this is why
 
 
 def frame(payload: bytes | str, kind: int = TEXT, *, fin: bool = True) -> bytes:

@@ -98,11 +98,11 @@ def test_health_tells_of_capacity_version_and_uptime() -> None:
         hive = hive_for(counting(BLOCKING=False), clock, max_sessions=3)
         hive.admit(None)
         clock.now += 5
-        health = hive.health()
+        health = await hive.health()
         assert (health.status, health.reasons) == ("healthy", [])
         assert (health.active_sessions, health.max_sessions, health.uptime_s) == (1, 3, 5.0)
         await hive.shutdown()
-        assert hive.health().status == "degraded"
+        assert (await hive.health()).status == "degraded"
 
     asyncio.run(scenario())
 
@@ -123,11 +123,11 @@ def test_a_server_whose_environments_cannot_be_made_is_not_well() -> None:
         for _ in range(3):
             with pytest.raises(Exception, match="no disk"):
                 await hive.metadata()
-            seen.append(hive.health().status)
+            seen.append((await hive.health()).status)
         assert seen == ["degraded", "degraded", "unhealthy"]
         broken = False
         await hive.metadata()
-        assert hive.health().status == "healthy"
+        assert (await hive.health()).status == "healthy"
         await hive.shutdown()
 
     asyncio.run(scenario())
@@ -140,7 +140,7 @@ def test_a_blocked_event_loop_shows_in_health() -> None:
         await asyncio.sleep(0)
         threading.Event().wait(1.1)  # this is the blocked loop
         await asyncio.sleep(0.05)
-        health = hive.health()
+        health = await hive.health()
         assert health.status == "degraded"
         assert health.loop_lag_ms > 1000
         assert "blocked" in health.reasons[0]

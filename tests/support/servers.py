@@ -15,8 +15,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from envhive import HTTPEnvServer, create_app
 from envhive.server.config import forced
-from envhive.server.fast_lane import FastLaneProtocol
 from envhive.server.run import bind
+from envhive.server.upgrade import FastLaneProtocol
 from tests.support.envs import Move, Seen
 
 Lane = Literal["fast", "asgi"]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
-from envhive.samples import sample_instance
 from envhive.server.config import LOG_LEVELS, ServerConfig, as_mode, forced
-
-if TYPE_CHECKING:
-    from envhive.server.target import Target
+from envhive.server.workers import Supervisor, can_run_workers
 
 _EPILOG = """\b
 Examples:
   envhive serve echo
-  envhive serve my_package.game:GameEnvironment --max-sessions 256
+  envhive serve my_package.game:GameEnvironment --max-sessions 4096 --workers 2
   envhive serve my_package.server:app --port 9000
   envhive serve ./my_env          (a folder with an openenv.yaml)
 """
@@ -28,10 +26,12 @@ Examples:
 @click.argument("target")
 @click.option("--host", help="Address to listen on.  [env: HOST; default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.  [env: PORT; default: 8000]")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes behind the port.  [env: WORKERS; default: 1]")
 @click.option(
     "--max-sessions",
     type=click.IntRange(min=1),
-    help="Most sessions at once.  [env: MAX_CONCURRENT_ENVS; default: 1000 where the environment supports it, else 1]",
+    help="Most sessions at once, over all workers.  "
+    "[env: MAX_CONCURRENT_ENVS; default: 1000 where the environment supports it, else 1]",
 )
 @click.option(
     "--session-timeout",
@@ -67,49 +67,49 @@ def serve(target: str, **options: Any) -> None:
     TARGET is the name of a shipped environment, package.module:EnvClass, package.module:app, or a folder with an
     openenv.yaml.
     """
-    if options["mode"] is not None:
-        options["mode"] = as_mode(options["mode"])
-    config = ServerConfig.resolve(**options)
-    _set_up_logging(config.log_level)
+    config = ServerConfig.resolve(**{**options, "mode": None if options["mode"] is None else as_mode(options["mode"])})
 
-    from envhive.server.run import run_server  # after the options: a bad one must not wait for FastAPI to load
-    from envhive.server.target import load_target
+    from envhive.server.run import bind, set_up_logging  # late: a bad option need not wait for FastAPI
 
+    set_up_logging(config.log_level)
+    why_not = can_run_workers() if config.workers > 1 else None
+    if why_not is not None:
+        logging.getLogger("envhive.server").warning("Running one worker instead of %d: %s", config.workers, why_not)
+    if config.workers == 1 or why_not is not None:
+        sys.exit(_serve_alone(target, options, config))
+    with bind(config.host, config.port) as listener:
+        orders = {"target": target, "options": options}
+        announce = functools.partial(_announce, config=config)
+        sys.exit(Supervisor(listener, config.workers, orders, config.grace_period, on_ready=announce).run())
+
+
+def _serve_alone(target: str, options: dict[str, Any], config: ServerConfig) -> int:
+    from envhive.server.run import Moments, bind, run_app
+    from envhive.server.target import describe_target, load_target
+
+    class Announcing(Moments):
+        def ready(self) -> None:
+            _announce(describe_target(loaded), config)
+
+    wanted = {name: value for name, value in options.items() if name not in ("host", "port", "workers", "log_level")}
     try:
-        with forced(**{name: value for name, value in options.items() if name not in ("host", "port", "log_level")}):
+        with forced(**{**wanted, "mode": None if options["mode"] is None else config.mode}):
             loaded = load_target(target)
     except EnvironmentFactoryError as error:
         raise ConfigurationError(str(error)) from error
-    sys.exit(run_server(loaded.app, config, on_ready=lambda: _announce(loaded, config)))
+    return run_app(loaded.app, config, bind(config.host, config.port), Announcing())
 
 
-def _set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
-    )
-    # uvicorn's own messages about starting and connecting say nothing that the announcement does not.
-    logging.getLogger("uvicorn.error").setLevel("DEBUG" if level == "debug" else "WARNING")
-
-
-def _announce(target: Target, config: ServerConfig) -> None:
+def _announce(about: dict[str, Any], config: ServerConfig) -> None:
     host = "localhost" if config.host in ("0.0.0.0", "::", "127.0.0.1") else config.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
-    server = getattr(getattr(target.app, "state", None), "envhive", None)
-    click.echo(f"EnvHive serves {target.name} at {url}")
-    if server is not None:
-        click.echo(f"  {server.hive.limit.sessions} session(s) at once, {server.hive.limit.reason}")
+    workers = f", {config.workers} workers" if config.workers > 1 else ""
+    click.echo(f"EnvHive serves {about['name']} at {url}{workers}")
+    if "limit" in about:
+        click.echo(f"  {about['limit']}")
     click.echo(f"  API documentation: {url}/docs    health: {url}/health    press Ctrl-C to stop")
-    action = None if server is None else _sample_action(server.hive.blueprint.action_cls)
-    click.echo("\nTry it from another terminal, with Python:\n\n" + _snippet(url, action))
+    click.echo("\nTry it from another terminal, with Python:\n\n" + _snippet(url, about.get("action")))
     sys.stdout.flush()
-
-
-def _sample_action(action_cls: type[Any]) -> Any:
-    """An action to show, if one can be made up."""
-    try:
-        return sample_instance(action_cls).model_dump(mode="json", exclude_unset=True)
-    except (ValueError, TypeError, AttributeError):  # pydantic's refusal is a ValueError
-        return None
 
 
 def _snippet(url: str, action: Any) -> str:

@@ -9,7 +9,7 @@ import typing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from envhive.client.transport import Transport, TransportOptions, websocket_url
 from envhive.errors import BadReplyError, ConnectionLostError, SessionError, SessionExpiredError
@@ -102,6 +102,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self.state_cls = state_cls or self.state_cls or declared[2]
         self._transport: Transport | None = None
         self._home: _Home | None = None
+        self._closings = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -160,6 +161,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     async def close(self) -> None:
         """End the session. May be called twice."""
+        self._closings += 1
         transport, self._transport = self._transport, None
         if transport is not None and self._home is not None and self._home.is_here():
             await transport.close()
@@ -200,7 +202,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             if transport is not None and not may_reconnect:
                 return transport  # open, or knowing why it is not
             if transport is None or not transport.is_open:
+                closings = self._closings
                 fresh = await Transport.connect(self._url, self._options)
+                if closings != self._closings:
+                    fresh.abort()
+                    raise ConnectionLostError("The client was closed while it was connecting")
                 if transport is not None:
                     transport.abort()
                 self._transport = transport = fresh
@@ -222,7 +228,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         if self.observation_cls is not None:
             fields = self.observation_cls.model_fields
             beside = {name: payload[name] for name in ("reward", "done") if name in fields and name in payload}
-            observation = self.observation_cls.model_validate({**observation, **beside})
+            whole = {**observation, **beside} if isinstance(observation, dict) else observation
+            observation = _as_model(self.observation_cls, whole)
         return StepResult(
             observation=observation,
             reward=payload.get("reward"),
@@ -232,12 +239,19 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     def _parse_state(self, payload: dict[str, Any]) -> StateT:
         """The state in a reply's data."""
-        parsed: Any = payload if self.state_cls is None else self.state_cls.model_validate(payload)
+        parsed: Any = payload if self.state_cls is None else _as_model(self.state_cls, payload)
         return parsed  # type: ignore[no-any-return]
 
 
 class GenericEnvClient(EnvClient[Any, dict[str, Any], dict[str, Any]]):
     """A client for any environment, in plain dicts: nothing of the environment needs to be installed."""
+
+
+def _as_model(cls: type[Any], data: Any) -> Any:
+    try:
+        return cls.model_validate(data)
+    except ValidationError as error:
+        raise BadReplyError(f"What the server sent is no {cls.__name__}: {error}") from error
 
 
 def _as_dict(data: Any) -> dict[str, Any]:

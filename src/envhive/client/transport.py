@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -32,6 +34,7 @@ from envhive.wire.codec import decode_reply, encode_request
 from envhive.wire.pairing import Pairing
 
 _CLOSE_TIMEOUT: Final = 5.0
+_NOT_IN_HEADERS: Final = {"\r", "\n", "\0"}
 _ANSWERS: Final = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
 _LAST_WORDS: Final = (SessionCapacityError, SessionExpiredError, EnvironmentFactoryError, DrainingError)
 """Errors after which there is no session on this connection."""
@@ -47,6 +50,11 @@ class TransportOptions:
     ping_interval_s: float | None = 20.0
     ping_timeout_s: float | None = 20.0
     headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in self.headers.items():
+            if not isinstance(name, str) or not isinstance(value, str) or _NOT_IN_HEADERS & {*name, *value}:
+                raise ValueError(f"The header {name!r}: {value!r} is not a name and a value in one line of text.")
 
 
 def websocket_url(base_url: str) -> str:
@@ -142,6 +150,9 @@ class Transport(WSListener):
         finally:
             ticket.abandon()  # after a time-out or a cancellation the late reply is nobody's
         if answered != _ANSWERS[kind]:
+            # Whose reply is the next one? Nobody can tell, so there is none.
+            self.end(BadReplyError(f"The server answered {kind} with {answered!r}"))
+            self.abort()
             raise BadReplyError(f"The server answered {kind} with {answered!r}")
         return answered, reply
 
@@ -189,8 +200,7 @@ class Transport(WSListener):
             if sum(map(len, self._parts)) > self._max_size:
                 self._parts = []
                 self.end(MessageTooLargeError(f"The server's reply is larger than {self._max_size} bytes"))
-                transport.send_close(WSCloseCode.MESSAGE_TOO_BIG)
-                transport.disconnect()
+                self._hang_up(WSCloseCode.MESSAGE_TOO_BIG)
             elif frame.fin:
                 payload = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
                 self._parts = []
@@ -222,7 +232,8 @@ class Transport(WSListener):
         error = from_wire(data) if kind == "error" else None
         asked = self._line.deliver((kind, data), error)
         if error is not None and (not asked or isinstance(error, _LAST_WORDS)):
-            self.end(error)  # the server says why there is no session, and is about to close
+            self.end(error)  # the server says why there is no session
+            self._hang_up(WSCloseCode.OK)
 
     def _server_closes(self, transport: WSTransport, frame: WSFrame) -> None:
         code, reason = frame.get_close_code(), frame.get_close_reason() or ""
@@ -231,8 +242,12 @@ class Transport(WSListener):
         self.end(
             MessageTooLargeError(said) if number == WSCloseCode.MESSAGE_TOO_BIG.value else ConnectionLostError(said)
         )
-        transport.send_close(WSCloseCode.OK if number == 0 else code)
-        transport.disconnect()
+        self._hang_up(WSCloseCode.OK if number == 0 else code)
+
+    def _hang_up(self, code: WSCloseCode) -> None:
+        assert self._ws is not None
+        self._ws.send_close(code)
+        self._ws.disconnect()
 
 
 class _Dialing:
@@ -244,7 +259,11 @@ class _Dialing:
     async def dial(self, url: Any) -> socket.socket:
         loop = asyncio.get_running_loop()
         failure: OSError | None = None
-        addresses = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+        look_up = functools.partial(socket.getaddrinfo, url.host, url.port, type=socket.SOCK_STREAM)
+        if url.host == "localhost" or _is_address(url.host):
+            addresses = look_up()  # needs no network, so it does not wait
+        else:
+            addresses = await loop.run_in_executor(_resolver, look_up)
         for family, kind, protocol, _, address in addresses:
             candidate = socket.socket(family, kind, protocol)
             candidate.setblocking(False)
@@ -268,6 +287,8 @@ class _Dialing:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
+_resolver: Final = ThreadPoolExecutor(1, thread_name_prefix="envhive-dns")
+"""One thread for all look-ups of all clients; started with the first that needs the network."""
 _background: Final[set[asyncio.Task[None]]] = set()
 
 
@@ -302,7 +323,7 @@ def _why(error: BaseException) -> str:
 def _proxy_for(url: str) -> str | None:
     """The proxy that the environment names for a server, never for one on this machine."""
     host = urlsplit(url).hostname or ""
-    if host == "localhost" or _is_loopback(host):
+    if host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
         return None
     import urllib.request  # 15 ms to import, and seldom needed
 
@@ -312,8 +333,9 @@ def _proxy_for(url: str) -> str | None:
     return proxies.get("https" if url.startswith("wss") else "http") or proxies.get("all")
 
 
-def _is_loopback(host: str) -> bool:
+def _is_address(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True

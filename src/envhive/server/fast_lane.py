@@ -1,19 +1,15 @@
-"""WebSocket frames through picows, inside uvicorn: the hot path.
+"""WebSocket frames through picows: the hot path.
 
-An upgrade passes through the ASGI app once, so routing, mounts, middleware and auth keep working.
-The endpoint finds `TakeOver` among the scope's extensions, leaves its listener there and accepts;
-from then on picows reads and writes the socket, and ASGI is out of the picture:
+Once `upgrade.py` has taken a connection over from uvicorn, ASGI is out of the picture:
 
-    uvicorn ── upgrade ──► FastLaneProtocol ── ASGI ──► endpoint ── accept ──► FastLaneProtocol.take_over
     socket bytes ──► picows ──► FastConnection.on_ws_frame ──► Session.receive ──► ... ──► FastConnection.send
-
-An endpoint that does not take over (an app's own WebSocket route) is served by uvicorn as usual.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from picows import (
@@ -28,11 +24,9 @@ from picows import (
     WSUpgradeResponseWithListener,
 )
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # what picows's own server is made of
-from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from envhive.errors import EnvHiveError
-from envhive.server.asgi_lane import REFUSAL_S, TAKE_OVER
+from envhive.server.asgi_lane import REFUSAL_S
 from envhive.server.hive import Hive
 from envhive.server.session import GOING_AWAY, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
 from envhive.wire.codec import encode_error_reply
@@ -45,78 +39,17 @@ _CLOSE: Final = WSMsgType.CLOSE
 _READ_BUFFER: Final = 2048
 _LINGER_S: Final = 5.0
 """How long a closed connection waits for the peer's own close before it is cut."""
-_EARLY_LIMIT: Final = 64 * 1024
 _LONGEST_REASON: Final = 123
 """Bytes that a close frame has room for."""
 
 
-class TakeOver:
-    """What the fast lane offers an endpoint: take it before accepting, and the frames go to the hive directly."""
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """What is left to do of an accepted upgrade: answer it, and read on."""
 
-    __slots__ = ("listener", "receive")
-
-    def __init__(self, receive: Any) -> None:
-        self.listener: FastConnection | None = None
-        self.receive = receive
-        """The server's own `receive`: if the endpoint sees another, some middleware wants to see the frames."""
-
-    def take(self, hive: Hive) -> None:
-        self.listener = FastConnection(hive)
-
-
-class FastLaneProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol, with a way out of it. For `uvicorn --ws` or `uvicorn.Config(ws=...)`."""
-
-    def handle_connect(self, event: Any) -> None:
-        self._offer = TakeOver(self.receive)
-        self._early = bytearray()
-        super().handle_connect(event)
-        if not self.close_sent:
-            self.scope["extensions"][TAKE_OVER] = self._offer  # type: ignore[assignment]
-
-    def data_received(self, data: bytes) -> None:
-        if not self.handshake_initiated or self.handshake_complete:
-            super().data_received(data)
-            return
-        self._early += data  # frames sent before the upgrade was answered
-        if len(self._early) > _EARLY_LIMIT:
-            self.transport.abort()
-
-    async def send(self, message: Any) -> None:
-        accepts = message["type"] == "websocket.accept" and not self.handshake_complete
-        if accepts and self._offer.listener is not None:
-            if self.disconnected or self.transport.is_closing():
-                raise ClientDisconnected
-            self._take_over(self._offer.listener, message)
-            return
-        await super().send(message)
-        if accepts and self._early:
-            early, self._early = bytes(self._early), bytearray()
-            super().data_received(early)
-
-    def _take_over(self, listener: FastConnection, message: Any) -> None:
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers") or ()]
-        if message.get("subprotocol"):
-            headers.append(("Sec-WebSocket-Protocol", message["subprotocol"]))
-        transport, self.transport = self.transport, _HandedOver()
-        self.connections.discard(self)
-        self.handshake_complete = True
-        listener.start(
-            transport, self.request.headers["Sec-WebSocket-Key"], headers, bytes(self._early), self.connections
-        )
-
-
-class _HandedOver(asyncio.Transport):
-    """Stands where the transport was, for a protocol that has given it away and must not close it."""
-
-    def close(self) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> None:
-        pass
+    key: str
+    headers: list[tuple[str, str]]
+    early: bytes
 
 
 class FastConnection(WSListener):
@@ -129,6 +62,7 @@ class FastConnection(WSListener):
         "_parts",
         "_parts_size",
         "_refusal",
+        "_reserved",
         "_session",
         "_timer",
         "_transport",
@@ -140,8 +74,9 @@ class FastConnection(WSListener):
         "quiet_since",
     )
 
-    def __init__(self, hive: Hive) -> None:
+    def __init__(self, hive: Hive, *, reserved: bool = False) -> None:
         self._hive = hive
+        self._reserved = reserved
         self._session: Session | None = None
         self._ws: WSTransport | None = None
         self._transport: asyncio.Transport | None = None
@@ -157,27 +92,20 @@ class FastConnection(WSListener):
         self.quiet_since = 0.0
         self.pinged_at = 0.0
 
-    def start(
-        self,
-        transport: asyncio.Transport,
-        key: str,
-        headers: list[tuple[str, str]],
-        early: bytes,
-        connections: set[Any],
-    ) -> None:
+    def start(self, transport: asyncio.Transport, upgrade: Upgrade, connections: set[Any]) -> None:
         """Answer the upgrade and read frames from `transport` from now on."""
         self._transport = transport
         self._connections = connections
         connections.add(self)
-        protocol = _Protocol(self, headers, self._hive.config.max_message_size)
+        protocol = _Protocol(self, upgrade.headers, self._hive.config.max_message_size)
         protocol.connection_made(_Lingering(self, transport))
         # uvicorn has read and checked the request; picows wants one too, and is strict about its form.
         protocol.feed(
             b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key.strip().encode() + b"\r\n\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + upgrade.key.encode() + b"\r\n\r\n"
         )
-        if early:
-            protocol.feed(early)
+        if upgrade.early:
+            protocol.feed(upgrade.early)
         transport.set_protocol(protocol)
 
     # What picows tells.
@@ -186,7 +114,7 @@ class FastConnection(WSListener):
         self._ws = transport
         self._hive.heartbeat.watch(self)
         try:
-            self._session = self._hive.admit(self)
+            self._session = self._hive.admit(self, reserved=self._reserved)
         except EnvHiveError as error:
             self.refuse(error, TRY_AGAIN_LATER, asked=False)
 

@@ -4,48 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from envhive import __version__
-from envhive.errors import DrainingError, EnvHiveError, SessionCapacityError
+from envhive.errors import DrainingError, EnvHiveError
 from envhive.server.blueprint import Blueprint, session_limit
 from envhive.server.calls import Calls
 from envhive.server.config import ServerConfig
+from envhive.server.crew import current_crew
+from envhive.server.health import Health, judge, merged, report_of
 from envhive.server.heartbeat import Heartbeat
+from envhive.server.places import LocalPlaces, Places, SharedPlaces
 from envhive.server.runner import Runners
 from envhive.server.session import GOING_AWAY, Outlet, Session
-from envhive.types import HealthStatus, ServerCapacityStatus
+from envhive.types import ServerCapacityStatus
 
 logger: Final = logging.getLogger("envhive.server")
 
 LONGEST_TICK: Final = 1.0
 """Seconds between two sweeps, or less where a shorter time is to be kept."""
-LAG_DEGRADED: Final = 1.0
-LAG_UNHEALTHY: Final = 10.0
 _LAG_SAMPLES: Final = 30
-_FAILURES_UNHEALTHY: Final = 3
-"""Environments that must fail to start in a row before the server calls itself unhealthy."""
 _LAST_WAIT: Final = 2.0
 """Seconds that cancelled coroutines and `close()` get after the grace period."""
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How a server is, as `/health` tells it."""
-
-    status: HealthStatus
-    reasons: list[str]
-    active_sessions: int
-    max_sessions: int
-    loop_lag_ms: float
-    uptime_s: float
-    version: str
 
 
 class Hive:
@@ -59,6 +45,11 @@ class Hive:
         self.mode = config.mode
         self.limit = session_limit(blueprint, config.max_sessions)
         self.sessions: dict[str, Session] = {}
+        self.crew = current_crew()
+        self.shared: SharedPlaces | None = None
+        if self.crew is not None:
+            self.shared = self.crew.join(self, self.limit.sessions)
+        self._places: Places = self.shared or LocalPlaces(self.limit.sessions)
         self.heartbeat = Heartbeat(config.ping_interval, config.ping_timeout)
         self.calls = Calls(blueprint)
         self._tick = min(
@@ -80,12 +71,17 @@ class Hive:
 
     # Admission.
 
-    def admit(self, outlet: Outlet | None) -> Session:
-        """A new session; raises when there is no place for it. Requests may follow at once: they wait."""
+    def admit(self, outlet: Outlet | None, *, reserved: bool = False) -> Session:
+        """A new session; raises when there is no place for it. Requests may follow at once: they wait.
+
+        `reserved` says that its place has been taken already.
+        """
         if self._draining:
+            if reserved:
+                self._places.give_back()
             raise DrainingError("The server is shutting down")
-        if len(self.sessions) >= self.limit.sessions:
-            raise SessionCapacityError(len(self.sessions), self.limit.sessions)
+        if not reserved:
+            self._places.take()
         session_id = str(uuid.uuid4())
         runner = self.start().make(session_id)
         session = Session(session_id, runner, outlet, self, mode=self.mode, clock=self._clock)
@@ -107,7 +103,8 @@ class Hive:
         self._failures_in_a_row = 0 if error is None else self._failures_in_a_row + 1
 
     def session_closed(self, session: Session) -> None:
-        self.sessions.pop(session.id, None)
+        if self.sessions.pop(session.id, None) is not None:
+            self._places.give_back()
 
     # The clock.
 
@@ -146,25 +143,17 @@ class Hive:
     # What others may know.
 
     def capacity(self) -> ServerCapacityStatus:
-        return ServerCapacityStatus.from_counts(len(self.sessions), self.limit.sessions)
+        return ServerCapacityStatus.from_counts(self._places.taken(), self.limit.sessions)
 
-    def health(self) -> Health:
+    def own_health(self) -> Health:
+        """How this process is."""
         lag = max(self._lags, default=0.0)
-        reasons = []
-        status = HealthStatus.HEALTHY
-        if self._draining:
-            reasons.append("the server is shutting down")
-            status = HealthStatus.DEGRADED
-        if lag > LAG_DEGRADED:
-            reasons.append(
-                f"the event loop was blocked for {lag:.1f} s within the last {_LAG_SAMPLES * self._tick:.0f} s"
-            )
-            status = HealthStatus.UNHEALTHY if lag > LAG_UNHEALTHY else HealthStatus.DEGRADED
-        if self._failures_in_a_row:
-            reasons.append(f"the last {self._failures_in_a_row} attempt(s) to make an environment failed")
-            failing = self._failures_in_a_row >= _FAILURES_UNHEALTHY
-            if failing or status is HealthStatus.HEALTHY:
-                status = HealthStatus.UNHEALTHY if failing else HealthStatus.DEGRADED
+        status, reasons = judge(
+            draining=self._draining,
+            lag=lag,
+            window=_LAG_SAMPLES * self._tick,
+            failures_in_a_row=self._failures_in_a_row,
+        )
         return Health(
             status=status,
             reasons=reasons,
@@ -174,6 +163,28 @@ class Hive:
             uptime_s=round(self._clock() - self._started_at, 1),
             version=__version__,
         )
+
+    async def health(self) -> Health:
+        """How the whole server is."""
+        own = self.own_health()
+        if self.crew is None or self.shared is None:
+            return own
+        return merged(own, self.shared.taken(), await self.crew.ask_all(self.shared.hive, "health"))
+
+    async def list_sessions(self) -> list[dict[str, Any]]:
+        """Every session of the whole server: its id, age, idle time, steps, and what it is doing now."""
+        if self.crew is None or self.shared is None:
+            return self._own_sessions()
+        reports = await self.crew.ask_all(self.shared.hive, "sessions")
+        return [session for sessions in reports.values() for session in sessions or ()]
+
+    def report(self, what: str) -> Any:
+        """What another worker wants to know of this one."""
+        return report_of(self.own_health()) if what == "health" else self._own_sessions()
+
+    def _own_sessions(self) -> list[dict[str, Any]]:
+        now, pid = self._clock(), os.getpid()
+        return [{**session.summary(now), "pid": pid} for session in list(self.sessions.values())]
 
     async def metadata(self) -> bytes:
         """What the environment says about itself; asked once, of an instance made for it."""

@@ -60,6 +60,7 @@ class HealthResponse(BaseModel):
     loop_lag_ms: float = Field(description="Longest time the event loop was blocked lately")
     uptime_s: float
     version: str
+    workers: list[dict[str, Any]] = Field(description="Each worker process, where there are several")
 
 
 class ErrorResponse(BaseModel):
@@ -126,10 +127,15 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
     @app.get("/health", response_model=HealthResponse, tags=["Server"])
     async def health(response: Response) -> HealthResponse:
         """Whether the server is well, and how full it is. 503 when it is unhealthy."""
-        report = hive.health()
+        report = await hive.health()
         if report.status is HealthStatus.UNHEALTHY:
             response.status_code = 503
         return HealthResponse(**asdict(report))
+
+    @app.get("/sessions", tags=["Server"])
+    async def sessions() -> list[dict[str, Any]]:
+        """Every session of the server: id, age, idle time, steps, and what it is doing now."""
+        return await hive.list_sessions()
 
     @app.get("/metadata", response_model=EnvironmentMetadata, tags=["Environment"])
     async def metadata() -> Response:

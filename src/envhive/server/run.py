@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import resource
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
@@ -16,25 +18,52 @@ import uvicorn
 
 from envhive.errors import ConfigurationError
 from envhive.server.config import ServerConfig
-from envhive.server.fast_lane import FastLaneProtocol
-
-logger: Final = logging.getLogger("envhive.server")
+from envhive.server.upgrade import FastLaneProtocol
 
 _BACKLOG: Final = 4096
 _FORCED_EXIT: Final = 1
+_YOUNG_OBJECTS: Final = 20_000
+"""Objects made before Python looks for cycles among them; its default of 700 costs 4 % of the CPU of a busy server."""
+
+
+class Moments:
+    """What else is to happen, and when, in the life of a server. Does nothing unless overridden."""
+
+    async def before_listening(self, server: uvicorn.Server) -> None:
+        """The app has started up; nobody can connect yet."""
+
+    def ready(self) -> None:
+        """Connections are welcome."""
+
+    def stopping(self) -> None:
+        """No more connections are accepted."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, except that SIGTERM and SIGINT end it with exit code 0, and that it says when it is ready."""
+    """uvicorn's server, except that SIGTERM and SIGINT end it with exit code 0, and that it tells its moments."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, moments: Moments) -> None:
         super().__init__(config)
-        self._on_ready = on_ready
+        self._moments = moments
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        start_app = self.lifespan.startup
+
+        async def start_app_and_wait() -> None:
+            await start_app()
+            await self._moments.before_listening(self)
+
+        # uvicorn starts the app's lifespan and then listens; this puts the moment in between.
+        self.lifespan.startup = start_app_and_wait
         await super().startup(sockets)
         if self.started:
-            self._on_ready()
+            gc.collect()
+            gc.freeze()  # what is there now stays: it need not be looked through for cycles again and again
+            self._moments.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._moments.stopping()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,10 +84,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def run_server(app: Any, config: ServerConfig, on_ready: Callable[[], None] = lambda: None) -> int:
-    """Serve `app` until a signal says stop. Returns the exit code."""
+def run_app(app: Any, config: ServerConfig, listener: socket.socket, moments: Moments) -> int:
+    """Serve `app` on a listening socket until a signal says stop. Returns the exit code."""
     raise_file_limit()
-    listener = bind(config.host, config.port)
+    gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
     server = Server(
         uvicorn.Config(
             app,
@@ -74,8 +103,9 @@ def run_server(app: Any, config: ServerConfig, on_ready: Callable[[], None] = la
             timeout_graceful_shutdown=int(config.grace_period) or 1,
             lifespan="on",
             server_header=False,
+            backlog=_BACKLOG,
         ),
-        on_ready,
+        moments,
     )
     try:
         server.run(sockets=[listener])
@@ -105,3 +135,11 @@ def raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def set_up_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
+    )
+    # uvicorn's own messages about starting and connecting say nothing that the announcement does not.
+    logging.getLogger("uvicorn.error").setLevel("DEBUG" if level == "debug" else "WARNING")

@@ -269,6 +269,16 @@ class Session:
             environment_type=type(env).__name__ if env is not None else "",
         )
 
+    def summary(self, now: float) -> dict[str, Any]:
+        """What to show of it in a list of sessions."""
+        return {
+            "session_id": self.id,
+            "age_s": round(max(0.0, time.time() - self._created_at), 1),
+            "idle_s": 0.0 if self._phase is Phase.BUSY else round(max(0.0, now - self.last_active), 1),
+            "steps": self.steps,
+            "doing": self.busy_with or "idle",
+        }
+
     # The line of requests.
 
     def _enqueue(self, item: str | bytes | Ask) -> None:

@@ -15,6 +15,7 @@ import yaml
 from envhive.envs import SHIPPED
 from envhive.errors import TargetError
 from envhive.inspection import infer_models, underlying_class
+from envhive.samples import sample_instance
 from envhive.server.app import create_app
 
 MANIFEST = "openenv.yaml"
@@ -26,6 +27,26 @@ class Target:
 
     app: Any
     name: str
+
+
+def describe_target(target: Target) -> dict[str, Any]:
+    """What to say of a target when it is served: its name and, of an environment, its limit and an action to show."""
+    server = getattr(getattr(target.app, "state", None), "envhive", None)
+    if server is None:
+        return {"name": target.name}
+    limit = server.hive.limit
+    return {
+        "name": target.name,
+        "limit": f"{limit.sessions} session(s) at once, {limit.reason}",
+        "action": _sample_action(server.hive.blueprint.action_cls),
+    }
+
+
+def _sample_action(action_cls: type[Any]) -> Any:
+    try:
+        return sample_instance(action_cls).model_dump(mode="json", exclude_unset=True)
+    except (ValueError, TypeError, AttributeError):  # none can be made up; pydantic's refusal is a ValueError
+        return None
 
 
 def load_target(target: str) -> Target:

@@ -1,0 +1,274 @@
+"""The workers of a server, as one of them sees the others.
+
+Each worker listens on a Unix socket of its own, in a folder that only this user may enter. Over these sockets
+workers hand connections to one another (the accepted socket itself, by descriptor), and ask each other how
+they are, so that whichever worker a request reaches answers for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from envhive.errors import ConfigurationError
+from envhive.server.places import MOST_HIVES, Ledger, SharedPlaces
+
+logger: Final = logging.getLogger("envhive.server")
+
+_PREFIX: Final = 4
+_MOST_DESCRIPTORS: Final = 32
+_BACKLOG: Final = 128
+
+
+class Parcel(msgspec.Struct, tag="parcel", frozen=True):
+    """A connection on its way to another worker; its socket travels beside it."""
+
+    hive: int
+    key: str
+    headers: list[tuple[str, str]]
+    early: bytes
+
+
+class Question(msgspec.Struct, tag="question", frozen=True):
+    number: int
+    hive: int
+    what: str
+
+
+class Answer(msgspec.Struct, tag="answer", frozen=True):
+    number: int
+    report: Any
+
+
+Letter = Parcel | Question | Answer
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Letter).decode
+
+
+class Channel:
+    """A connection to another worker: letters, some with a descriptor."""
+
+    def __init__(
+        self,
+        link: socket.socket,
+        on_letter: Callable[[Channel, Letter, int | None], None],
+        on_lost: Callable[[Channel], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._link = link
+        self._on_letter = on_letter
+        self._on_lost = on_lost
+        self._incoming = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._outgoing: deque[tuple[bytes, int | None]] = deque()
+        self.is_open = True
+        link.setblocking(False)
+        self._loop.add_reader(link, self._read)
+
+    def send(self, letter: Letter, descriptor: int | None = None) -> None:
+        """Send a letter; the descriptor, if any, is this channel's to close."""
+        body = _encode(letter)
+        self._outgoing.append((len(body).to_bytes(_PREFIX, "big") + body, descriptor))
+        if len(self._outgoing) == 1:
+            self._write()
+
+    def close(self) -> None:
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._loop.remove_reader(self._link)
+        self._loop.remove_writer(self._link)
+        self._link.close()
+        for descriptor in [*self._descriptors, *(d for _, d in self._outgoing if d is not None)]:
+            os.close(descriptor)
+        self._descriptors.clear()
+        self._outgoing.clear()
+        self._on_lost(self)
+
+    def _write(self) -> None:
+        while self._outgoing:
+            data, descriptor = self._outgoing[0]
+            try:
+                if descriptor is None:
+                    sent = self._link.send(data)
+                else:
+                    sent = socket.send_fds(self._link, [data], [descriptor])
+            except BlockingIOError:
+                self._loop.add_writer(self._link, self._write)
+                return
+            except OSError:
+                self.close()
+                return
+            if descriptor is not None:
+                os.close(descriptor)  # it is on its way, and the system holds it
+            if sent < len(data):
+                self._outgoing[0] = (data[sent:], None)
+            else:
+                self._outgoing.popleft()
+        self._loop.remove_writer(self._link)
+
+    def _read(self) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._link, 65536, _MOST_DESCRIPTORS)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors = b"", []
+        self._descriptors.extend(descriptors)
+        if not data:
+            self.close()
+            return
+        self._incoming += data
+        while len(self._incoming) >= _PREFIX:
+            end = _PREFIX + int.from_bytes(self._incoming[:_PREFIX], "big")
+            if len(self._incoming) < end:
+                return
+            letter = _decode(bytes(self._incoming[_PREFIX:end]))
+            del self._incoming[:end]
+            self._on_letter(self, letter, self._descriptors.popleft() if isinstance(letter, Parcel) else None)
+
+
+class Member(Protocol):
+    """A hive, as its crew sees it."""
+
+    def report(self, what: str) -> Any:
+        """Its `health`, or its `sessions`."""
+
+
+class Crew:
+    """All workers of a server, from the place of number `index` among them."""
+
+    def __init__(self, index: int, folder: Path, ledger: Ledger) -> None:
+        self.index = index
+        self.ledger = ledger
+        self._folder = folder
+        self._members: list[Member] = []
+        self.on_parcel: Callable[[Any, Parcel, socket.socket], None] | None = None
+        """Called with the hive that a connection is for."""
+        self._listener: socket.socket | None = None
+        self._channels: dict[int, Channel] = {}
+        self._incoming: set[Channel] = set()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._questions = 0
+
+    # At the start.
+
+    def join(self, member: Member, limit: int) -> SharedPlaces:
+        """Places for a hive. Workers load the same app, so the hives of all of them come in the same order."""
+        hive = len(self._members)
+        if hive >= MOST_HIVES:
+            raise ConfigurationError(f"An app with workers may serve {MOST_HIVES} environments at most.")
+        self._members.append(member)
+        return SharedPlaces(self.ledger, hive, self.index, limit)
+
+    def start(self) -> None:
+        """Listen to the others, and tell them that sessions are welcome here."""
+        path = self._path(self.index)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        self._listener.bind(str(path))
+        self._listener.listen(_BACKLOG)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        self.ledger.set_at_work(self.index, True)
+
+    def leave(self) -> None:
+        """Take no more sessions: this worker is about to stop."""
+        self.ledger.set_at_work(self.index, False)
+
+    # Handing over.
+
+    def hand_over(self, worker: int, parcel: Parcel, connection: int) -> bool:
+        """Give a connection to another worker; False if that worker cannot be reached."""
+        channel = self._channel_to(worker)
+        if channel is None:
+            return False
+        channel.send(parcel, os.dup(connection))
+        return channel.is_open
+
+    # Asking.
+
+    async def ask_all(self, hive: int, what: str, timeout: float = 2.0) -> dict[int, Any]:
+        """What each worker reports of a hive; None from one that is down, or does not answer in time."""
+        answers: dict[int, Any] = {self.index: self._members[hive].report(what)}
+        waiting = {}
+        for worker, at_work in enumerate(self.ledger.at_work()):
+            if worker == self.index:
+                continue
+            answers[worker] = None
+            channel = self._channel_to(worker) if at_work else None
+            if channel is not None:
+                self._questions += 1
+                self._asked[self._questions] = waiting[worker] = asyncio.get_running_loop().create_future()
+                channel.send(Question(self._questions, hive, what))
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=timeout)
+        for worker, future in waiting.items():
+            if future.done() and not future.cancelled():
+                answers[worker] = future.result()
+        self._asked = {number: future for number, future in self._asked.items() if not future.done()}
+        return dict(sorted(answers.items()))
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(BlockingIOError, OSError):
+            link, _ = self._listener.accept()
+            self._incoming.add(Channel(link, self._take, self._incoming.discard))
+
+    def _channel_to(self, worker: int) -> Channel | None:
+        channel = self._channels.get(worker)
+        if channel is not None and channel.is_open:
+            return channel
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            link.connect(str(self._path(worker)))
+        except OSError:
+            link.close()
+            return None
+        self._channels[worker] = channel = Channel(link, self._take, self._lost)
+        return channel
+
+    def _lost(self, channel: Channel) -> None:
+        for future in self._asked.values():
+            if not future.done():
+                future.set_result(None)
+
+    def _take(self, channel: Channel, letter: Letter, descriptor: int | None) -> None:
+        if isinstance(letter, Parcel):
+            assert descriptor is not None
+            assert self.on_parcel is not None
+            self.on_parcel(self._members[letter.hive], letter, socket.socket(fileno=descriptor))
+        elif isinstance(letter, Question):
+            channel.send(Answer(letter.number, self._members[letter.hive].report(letter.what)))
+        else:
+            future = self._asked.pop(letter.number, None)
+            if future is not None and not future.done():
+                future.set_result(letter.report)
+
+    def _path(self, worker: int) -> Path:
+        return self._folder / f"{worker}.sock"
+
+
+_crew: Crew | None = None
+
+
+def enlist(crew: Crew) -> None:
+    """From now on, hives of this process belong to `crew`."""
+    global _crew
+    _crew = crew
+
+
+def current_crew() -> Crew | None:
+    """The crew of this process, if it is a worker."""
+    return _crew

@@ -1,0 +1,170 @@
+"""How many sessions there may be, and how many there are: in one process, or over all workers of a server."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from envhive.errors import SessionCapacityError
+
+MOST_HIVES: Final = 16
+"""Environments that one app may serve; each has places of its own."""
+
+
+class Places(Protocol):
+    """The places for sessions that one hive may give away."""
+
+    def take(self) -> None:
+        """Take a place in this process; raises `SessionCapacityError` when all of the server's are taken."""
+
+    def give_back(self) -> None:
+        """Give back a place in this process."""
+
+    def taken(self) -> int:
+        """How many are taken, in the whole server."""
+
+    def limit(self) -> int:
+        """How many there are, in the whole server."""
+
+
+class LocalPlaces:
+    """The places of a server that is one process."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken = 0
+
+    def take(self) -> None:
+        if self._taken >= self._limit:
+            raise SessionCapacityError(self._taken, self._limit)
+        self._taken += 1
+
+    def give_back(self) -> None:
+        self._taken -= 1
+
+    def taken(self) -> int:
+        return self._taken
+
+    def limit(self) -> int:
+        return self._limit
+
+
+class Ledger:
+    """The places of all workers, in memory that they share.
+
+    A row for each hive: its limit, then how many sessions each worker has. Changes are made under a file lock,
+    which the system takes back from a process that dies with it; each costs two system calls, once a session.
+    """
+
+    def __init__(self, descriptor: int, workers: int) -> None:
+        self.descriptor = descriptor
+        self.workers = workers
+        self._width = 1 + workers
+        self._memory = mmap.mmap(descriptor, self._size(workers))
+        self._cells = memoryview(self._memory).cast("q")
+
+    @staticmethod
+    def _size(workers: int) -> int:
+        return 8 * (1 + workers) * (1 + MOST_HIVES)
+
+    @classmethod
+    def create(cls, workers: int) -> Ledger:
+        """A new ledger; its descriptor is to be inherited by the workers."""
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, cls._size(workers))
+        os.set_inheritable(descriptor, True)
+        return cls(descriptor, workers)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[memoryview]:
+        fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
+        try:
+            yield self._cells
+        finally:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
+
+    def set_limit(self, hive: int, limit: int) -> None:
+        with self._locked() as cells:
+            cells[self._row(hive)] = limit
+
+    def reserve(self, hive: int, worker: int | None = None, *, prefer: int = 0) -> int | None:
+        """Take a place with `worker`, or with the one that has the fewest; None when the server is full.
+
+        Of several with equally few, `prefer` is taken if it is one of them.
+        """
+        with self._locked() as cells:
+            row = self._row(hive)
+            counts = cells[row + 1 : row + self._width]
+            if sum(counts) >= cells[row]:
+                return None
+            if worker is None:
+                at_work = [index for index in range(self.workers) if cells[1 + index]] or [prefer]
+                worker = min(at_work, key=lambda index: (counts[index], index != prefer))
+            cells[row + 1 + worker] += 1
+            return worker
+
+    def release(self, hive: int, worker: int) -> None:
+        with self._locked() as cells:
+            index = self._row(hive) + 1 + worker
+            cells[index] = max(0, cells[index] - 1)
+
+    def set_at_work(self, worker: int, at_work: bool) -> None:
+        """Whether a worker takes sessions: from when it is ready until it is told to stop or dies."""
+        with self._locked() as cells:
+            cells[1 + worker] = int(at_work)
+
+    def forget(self, worker: int) -> None:
+        """A worker died, and its sessions with it."""
+        with self._locked() as cells:
+            cells[1 + worker] = 0
+            for hive in range(MOST_HIVES):
+                cells[self._row(hive) + 1 + worker] = 0
+
+    def at_work(self) -> list[bool]:
+        return [bool(flag) for flag in self._cells[1 : self._width]]
+
+    def counts(self, hive: int) -> list[int]:
+        row = self._row(hive)
+        return list(self._cells[row + 1 : row + self._width])
+
+    def limit(self, hive: int) -> int:
+        return self._cells[self._row(hive)]
+
+    def _row(self, hive: int) -> int:
+        return (1 + hive) * self._width  # the first row tells who is at work
+
+
+class SharedPlaces:
+    """The places of one hive, over all workers, as one of them sees them."""
+
+    def __init__(self, ledger: Ledger, hive: int, worker: int, limit: int) -> None:
+        self._ledger = ledger
+        self.hive = hive
+        self._worker = worker
+        ledger.set_limit(hive, limit)
+
+    def take(self) -> None:
+        if self._ledger.reserve(self.hive, self._worker) is None:
+            raise SessionCapacityError(self.taken(), self.limit())
+
+    def give_back(self) -> None:
+        self._ledger.release(self.hive, self._worker)
+
+    def reserve_anywhere(self) -> int | None:
+        """A place with the worker that has the fewest sessions, whose number is returned; None when full."""
+        return self._ledger.reserve(self.hive, prefer=self._worker)
+
+    def give_back_for(self, worker: int) -> None:
+        self._ledger.release(self.hive, worker)
+
+    def taken(self) -> int:
+        return sum(self._ledger.counts(self.hive))
+
+    def limit(self) -> int:
+        return self._ledger.limit(self.hive)

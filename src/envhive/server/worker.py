@@ -1,0 +1,83 @@
+"""A worker process: `python -m envhive.server.worker`, started by the supervisor and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+
+from envhive.errors import ConfigurationError, EnvironmentFactoryError
+from envhive.server.config import ServerConfig, as_mode, forced
+from envhive.server.crew import Crew, enlist
+from envhive.server.places import Ledger
+from envhive.server.run import Moments, run_app, set_up_logging
+from envhive.server.target import describe_target, load_target
+from envhive.server.upgrade import receive_parcels
+from envhive.server.workers import ORDERS
+
+_LONGEST_WAIT: Final = 60.0
+"""Seconds to wait for the other workers before accepting connections without them."""
+
+
+class WorkerMoments(Moments):
+    """A worker's life among the others."""
+
+    def __init__(self, orders: dict[str, Any], crew: Crew, about: dict[str, Any]) -> None:
+        self._orders = orders
+        self._crew = crew
+        self._about = about
+
+    async def before_listening(self, server: uvicorn.Server) -> None:
+        receive_parcels(server.server_state.connections)
+        self._crew.start()
+        # The pipe's other end closes when the supervisor is gone, however it went.
+        asyncio.get_running_loop().add_reader(self._orders["lifeline"], self._orphaned, server)
+        deadline = time.monotonic() + (_LONGEST_WAIT if self._orders["first"] else 0)
+        while not all(self._crew.ledger.at_work()) and time.monotonic() < deadline and not server.should_exit:
+            await asyncio.sleep(0.01)  # so that the first sessions find all workers to be spread over
+
+    def ready(self) -> None:
+        tell(self._orders["status"], self._about)
+
+    def stopping(self) -> None:
+        self._crew.leave()
+
+    def _orphaned(self, server: uvicorn.Server) -> None:
+        asyncio.get_running_loop().remove_reader(self._orders["lifeline"])
+        server.should_exit = True
+
+
+def main() -> int:
+    orders: dict[str, Any] = json.loads(os.environ.pop(ORDERS))
+    options = orders["options"]
+    if options.get("mode") is not None:
+        options["mode"] = as_mode(options["mode"])
+    config = ServerConfig.resolve(**options)
+    set_up_logging(config.log_level)
+    crew = Crew(orders["index"], Path(orders["folder"]), Ledger(orders["ledger"], orders["count"]))
+    enlist(crew)
+    wanted = {name: value for name, value in options.items() if name not in ("host", "port", "workers", "log_level")}
+    try:
+        with forced(**wanted):
+            target = load_target(orders["target"])
+    except (ConfigurationError, EnvironmentFactoryError) as error:
+        tell(orders["status"], {"error": str(error)})
+        return 2
+    moments = WorkerMoments(orders, crew, describe_target(target))
+    return run_app(target.app, config, socket.socket(fileno=orders["listener"]), moments)
+
+
+def tell(status: int, message: dict[str, Any]) -> None:
+    """Tell the supervisor the one thing it waits for."""
+    os.write(status, json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Several processes behind one port, under a supervisor that starts them, restarts the dead, and stops them all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from envhive.errors import ConfigurationError
+from envhive.server.places import Ledger
+
+logger: Final = logging.getLogger("envhive.server")
+
+ORDERS: Final = "ENVHIVE_WORKER_ORDERS"
+"""Environment variable with which a worker gets its orders."""
+
+_TICK: Final = 0.05
+_HEALTHY_AFTER: Final = 5.0
+_LONGEST_PAUSE: Final = 10.0
+_STOP_SLACK: Final = 10.0
+_BAD_CONFIGURATION: Final = 2
+
+
+def can_run_workers() -> str | None:
+    """Why several workers cannot be had here, if they cannot."""
+    if not hasattr(socket, "send_fds") or not hasattr(socket, "AF_UNIX"):
+        return "this system cannot pass connections between processes"
+    return None
+
+
+@dataclass
+class Worker:
+    """One worker process, and what became of those before it."""
+
+    index: int
+    process: subprocess.Popen[bytes] | None = None
+    status: int = -1
+    started_at: float = 0.0
+    ready: bool = False
+    failures: int = 0
+    again_at: float = 0.0
+    said: bytearray = field(default_factory=bytearray)
+
+
+class Supervisor:
+    """Keeps `count` workers running. It never looks at how busy one is, and never kills one for being slow."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        count: int,
+        orders: dict[str, Any],
+        grace_period: float,
+        on_ready: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._listener = listener
+        self._orders = orders
+        self._grace_period = grace_period
+        self._on_ready = on_ready
+        self._ledger = Ledger.create(count)
+        self._workers = [Worker(index) for index in range(count)]
+        self._stopping = False
+        self._announced = False
+        self._lifeline: tuple[int, int] = os.pipe()
+
+    def run(self) -> int:
+        """Run until told to stop. Returns the exit code."""
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        with tempfile.TemporaryDirectory(prefix="envhive-") as folder:
+            try:
+                for worker in self._workers:
+                    self._start(worker, folder)
+                while not self._stopping:
+                    time.sleep(_TICK)
+                    for worker in self._workers:
+                        self._look_after(worker, folder)
+                return self._end()
+            except ConfigurationError:
+                self._end()
+                raise
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+                for descriptor in (*self._lifeline, self._ledger.descriptor):
+                    os.close(descriptor)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        self._stopping = True
+
+    def _start(self, worker: Worker, folder: str) -> None:
+        status_in, status_out = os.pipe()
+        os.set_blocking(status_in, False)
+        descriptors = {"listener": self._listener.fileno(), "ledger": self._ledger.descriptor}
+        descriptors |= {"lifeline": self._lifeline[0], "status": status_out}
+        orders = {**self._orders, **descriptors, "index": worker.index, "count": len(self._workers), "folder": folder}
+        orders["first"] = not self._announced  # then it waits for the others before it accepts connections
+        worker.process = subprocess.Popen(
+            [sys.executable, "-m", "envhive.server.worker"],
+            env={**os.environ, ORDERS: json.dumps(orders)},
+            pass_fds=tuple(descriptors.values()),
+            start_new_session=True,  # Ctrl-C goes to the supervisor, which tells the workers in its own way
+        )
+        os.close(status_out)
+        worker.status, worker.started_at, worker.ready, worker.said = status_in, time.monotonic(), False, bytearray()
+
+    def _look_after(self, worker: Worker, folder: str) -> None:
+        self._listen_to(worker)
+        if worker.process is None:
+            if time.monotonic() >= worker.again_at:
+                self._start(worker, folder)
+        elif (code := worker.process.poll()) is not None:
+            self._mourn(worker, code)
+
+    def _listen_to(self, worker: Worker) -> None:
+        """A worker says one thing: that it is ready, or why it cannot start."""
+        if worker.ready or worker.status < 0:
+            return
+        try:
+            worker.said += os.read(worker.status, 65536)
+        except BlockingIOError:
+            return
+        if not worker.said.endswith(b"\n"):
+            return
+        message = json.loads(worker.said)
+        if "error" in message:
+            raise ConfigurationError(message["error"])
+        worker.ready = True
+        if not self._announced and all(other.ready for other in self._workers):
+            self._announced = True
+            self._on_ready(message)
+
+    def _mourn(self, worker: Worker, code: int) -> None:
+        """A worker died: its places are free again, and another takes its number."""
+        self._ledger.forget(worker.index)
+        os.close(worker.status)
+        pid = worker.process.pid if worker.process is not None else 0
+        worker.process, worker.status = None, -1
+        if code == _BAD_CONFIGURATION and not worker.ready:
+            raise ConfigurationError(f"Worker {worker.index} could not start.")
+        lived = time.monotonic() - worker.started_at
+        worker.failures = 0 if lived > _HEALTHY_AFTER else worker.failures + 1
+        pause = 0.0 if worker.failures <= 1 else min(_LONGEST_PAUSE, 0.25 * 2**worker.failures)
+        worker.again_at = time.monotonic() + pause
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        logger.error("Worker %d (pid %d) %s; starting another in %.1f s", worker.index, pid, how, pause)
+
+    def _end(self) -> int:
+        """Tell every worker to stop, wait for them, and end those that do not."""
+        running = [worker.process for worker in self._workers if worker.process is not None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + self._grace_period + _STOP_SLACK
+        for process in running:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                logger.error("Worker with pid %d did not stop; killing it", process.pid)
+                process.kill()
+                process.wait()
+        return 0

@@ -1,0 +1,154 @@
+"""Several workers behind one port: one capacity, an even spread, and a death that costs only its own sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from envhive import GenericEnvClient
+from envhive.errors import ConnectionLostError, SessionCapacityError
+from tests.support.processes import ENVHIVE, ServerProcess, envhive_serve, plain_environ
+from tests.support.servers import eventually
+
+pytestmark = pytest.mark.integration
+
+
+def get(server: ServerProcess, path: str) -> Any:
+    with urllib.request.urlopen(f"{server.url}{path}", timeout=10) as reply:
+        return json.load(reply)
+
+
+@asynccontextmanager
+async def sessions(server: ServerProcess, count: int) -> AsyncIterator[list[tuple[ClientConnection, dict[str, Any]]]]:
+    """So many connections at once, each with the reply to its reset."""
+    async with AsyncExitStack() as stack:
+
+        async def open_one() -> tuple[ClientConnection, dict[str, Any]]:
+            ws = await stack.enter_async_context(connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None))
+            await ws.send('{"type":"reset"}')
+            return ws, json.loads(await ws.recv())
+
+        yield list(await asyncio.gather(*(open_one() for _ in range(count))))
+
+
+@pytest.mark.parametrize("target", ["benchmark", "benchmark-async"])
+def test_the_limit_is_the_whole_servers_and_the_spread_is_even(target: str) -> None:
+    async def scenario(server: ServerProcess) -> None:
+        for _ in range(3):
+            async with sessions(server, 80) as opened:
+                kinds = Counter(reply["data"].get("code", "admitted") for _, reply in opened)
+                assert kinds == {"admitted": 50, "CAPACITY_REACHED": 30}
+                pids = Counter(r["data"]["observation"]["pid"] for _, r in opened if r["type"] == "observation")
+                assert sorted(pids.values()) == [16, 17, 17]
+                health = await asyncio.to_thread(get, server, "/health")
+                assert (health["active_sessions"], health["max_sessions"]) == (50, 50)
+            await asyncio.to_thread(eventually, lambda: get(server, "/health")["active_sessions"] == 0)
+
+    with envhive_serve(target, "--workers", "3", "--max-sessions", "50") as server:
+        asyncio.run(scenario(server))
+
+
+def test_every_endpoint_answers_for_the_whole_server_from_whichever_worker() -> None:
+    async def scenario(server: ServerProcess) -> None:
+        async with sessions(server, 10) as opened:
+            first, _ = opened[0]
+            await first.send('{"type":"step","data":{"wait_seconds":1.5}}')
+            for _ in range(12):  # each on a connection of its own, so that both workers are asked
+                listed = await asyncio.to_thread(get, server, "/sessions")
+                assert len(listed) == 10
+                assert len({session["session_id"] for session in listed}) == 10
+                assert set(listed[0]) == {"session_id", "age_s", "idle_s", "steps", "doing", "pid"}
+                assert sorted(session["doing"] for session in listed) == ["idle"] * 9 + ["step"]
+                health = await asyncio.to_thread(get, server, "/health")
+                assert [worker["sessions"] for worker in health["workers"]] == [5, 5]
+            await first.recv()
+
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "20") as server:
+        asyncio.run(scenario(server))
+
+
+def test_a_killed_worker_costs_only_its_own_sessions_and_its_places_come_back() -> None:
+    async def scenario(server: ServerProcess) -> None:
+        clients = [GenericEnvClient(server.url) for _ in range(8)]
+        pids = [(await client.reset()).observation["pid"] for client in clients]
+        doomed = pids[0]
+        steps = [asyncio.ensure_future(client.step({"wait_seconds": 1.0})) for client in clients]
+        await asyncio.to_thread(
+            eventually, lambda: [s["doing"] for s in get(server, "/sessions")].count("step") == len(clients)
+        )
+        os.kill(doomed, signal.SIGKILL)
+        results = await asyncio.gather(*steps, return_exceptions=True)
+        for pid, result in zip(pids, results, strict=True):
+            if pid == doomed:
+                assert isinstance(result, ConnectionLostError)
+                assert (result.outcome, result.retryable) == ("infra_error", True)
+            else:
+                assert result.observation["pid"] == pid
+        await asyncio.to_thread(
+            eventually, lambda: get(server, "/health")["active_sessions"] == sum(pid != doomed for pid in pids), 5
+        )
+        survivors = sum(pid != doomed for pid in pids)
+        fresh = [GenericEnvClient(server.url) for _ in range(8 - survivors)]
+        for client in fresh:
+            await client.reset()
+        with pytest.raises(SessionCapacityError):
+            await GenericEnvClient(server.url).reset()
+        await asyncio.to_thread(eventually, lambda: len(get(server, "/health")["workers"]) == 2)
+        await asyncio.to_thread(eventually, lambda: get(server, "/health")["status"] == "healthy", 20)
+        for client in (*clients, *fresh):
+            await client.close()
+
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "8") as server:
+        asyncio.run(scenario(server))
+
+
+def test_sigterm_lets_steps_finish_in_every_worker_and_leaves_no_process() -> None:
+    async def scenario(server: ServerProcess) -> list[int]:
+        async with sessions(server, 4) as opened:
+            for ws, _ in opened:
+                await ws.send('{"type":"step","data":{"wait_seconds":0.5}}')
+            await asyncio.to_thread(
+                eventually, lambda: [s["doing"] for s in get(server, "/sessions")].count("step") == 4
+            )
+            server.process.send_signal(signal.SIGTERM)
+            replies = [json.loads(await ws.recv()) for ws, _ in opened]
+            assert [reply["data"]["observation"]["waited_seconds"] for reply in replies] == [0.5] * 4
+            return sorted({reply["data"]["observation"]["pid"] for reply in replies})
+
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "8") as server:
+        pids = asyncio.run(scenario(server))
+        assert server.process.wait(timeout=15) == 0
+    assert len(pids) == 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_workers_do_not_outlive_a_killed_supervisor() -> None:
+    with envhive_serve("echo", "--workers", "2") as server:
+        pids = [worker["pid"] for worker in get(server, "/health")["workers"]]
+        server.process.kill()
+        eventually(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], within=20)
+
+
+def test_bad_configuration_is_said_once() -> None:
+    done = subprocess.run(
+        [ENVHIVE, "serve", "nowhere:Thing", "--workers", "3", "--port", "18999"],
+        env=plain_environ(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "no module 'nowhere'" in done.stderr
