@@ -112,6 +112,9 @@ class FastConnection(WSListener):
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._ws = transport
+        # Nobody asks picows for the headers again, and they would take 1.2 kB for as long as the session lives.
+        transport.request.headers.clear()
+        transport.response.headers.clear()
         self._hive.heartbeat.watch(self)
         try:
             self._session = self._hive.admit(self, reserved=self._reserved)

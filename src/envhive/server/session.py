@@ -143,7 +143,7 @@ class Session:
         self._outlet = outlet
         self._keeper = keeper
         self._phase = Phase.OPENING
-        self._inbox: deque[str | bytes | Ask] = deque()
+        self._inbox: deque[str | bytes | Ask] | None = None  # made when first needed: 0.8 kB that few sessions need
         self._farewell = (NORMAL_CLOSURE, "")
         self._closed: asyncio.Future[None] | None = None
         self._ended_by: EnvHiveError = SessionError("The session has ended")
@@ -196,7 +196,7 @@ class Session:
         """End as soon as the running request, if any, has been answered."""
         if self._phase in (Phase.OPENING, Phase.BUSY):
             self._drop_inbox()
-            self._inbox.append(Ask(lambda: self.end(code, reason), lambda error: None))
+            self._inbox = deque([Ask(lambda: self.end(code, reason), lambda error: None)])
         else:
             self.end(code, reason)
 
@@ -284,6 +284,8 @@ class Session:
     def _enqueue(self, item: str | bytes | Ask) -> None:
         if self._phase in (Phase.CLOSING, Phase.CLOSED):
             return
+        if self._inbox is None:
+            self._inbox = deque()
         self._inbox.append(item)
         if len(self._inbox) >= INBOX_LIMIT and not self._reading_paused and self._outlet is not None:
             self._reading_paused = True
@@ -292,27 +294,29 @@ class Session:
 
     def _pump(self) -> None:
         """Handle requests until one has to be waited for. A loop: ten thousand frames nest no deeper than one."""
-        if self._pumping:
+        if self._pumping or self._inbox is None:
             return
         self._pumping = True
-        inbox = self._inbox
-        while inbox and self._phase is Phase.IDLE and not self._held:
-            item = inbox.popleft()
+        while self._inbox and self._phase is Phase.IDLE and not self._held:
+            item = self._inbox.popleft()
             if isinstance(item, Ask):
                 item.turn()
             else:
                 self._handle(item)
         self._pumping = False
-        if self._reading_paused and len(inbox) < INBOX_LIMIT // 2:
+        waiting = len(self._inbox) if self._inbox else 0
+        if not waiting:
+            self._inbox = None
+        if self._reading_paused and waiting < INBOX_LIMIT // 2:
             self._reading_paused = False
             if self._outlet is not None:
                 self._outlet.resume_reading()
 
     def _drop_inbox(self) -> None:
-        dropped = [item for item in self._inbox if isinstance(item, Ask)]
-        self._inbox.clear()
-        for ask in dropped:
-            ask.fail(self._ended_by)
+        dropped, self._inbox = self._inbox, None
+        for item in dropped or ():
+            if isinstance(item, Ask):
+                item.fail(self._ended_by)
 
     def _handle(self, frame: str | bytes) -> None:
         try:
