@@ -19,35 +19,43 @@ from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
 
 
 class Runner(ABC):
-    """Owns one environment and says where its methods run."""
+    """Owns one environment and says where its methods run. Coroutines run on the event loop in any case."""
 
-    __slots__ = ("calls", "env", "plan")
+    __slots__ = ("_driver", "calls", "env", "plan")
 
     plan: ClassPlan
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self.env: Any = None
+        self._driver: CoroutineDriver | None = None
 
-    @abstractmethod
-    def open(self, done: Done) -> None:
-        """Make the environment."""
+    # Where things run.
 
     @abstractmethod
     def run(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         """Run a plain function on the environment."""
 
     @abstractmethod
+    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
+        """Run the constructor, or `close`, which may wait even where nothing else does."""
+
     def run_async(self, job: AsyncJob, args: tuple[Any, ...], done: Done) -> None:
-        """Run a coroutine function on the environment, on the event loop."""
+        """Run a coroutine function on the environment."""
+        if self._driver is None:
+            self._driver = CoroutineDriver()
+        self._driver.run(job, args, done)
 
-    @abstractmethod
-    def cancel(self) -> None:
-        """Stop the running job if its kind of code can be stopped. `done` is called either way."""
+    def release(self) -> None:
+        """Give back what the runner itself holds; its environment is closed."""
+        if self._driver is not None:
+            self._driver.stop()
 
-    @abstractmethod
-    def close(self, done: Done) -> None:
-        """Close the environment, if there is one, and give back what the runner holds."""
+    # What is run.
+
+    def open(self, done: Done) -> None:
+        """Make the environment."""
+        self.run_patiently(self.calls.make, (), functools.partial(self._opened, done))
 
     def _opened(self, done: Done, env: Any, error: EnvHiveError | None) -> None:
         if error is None:
@@ -71,6 +79,26 @@ class Runner(ABC):
     def state(self, done: Done) -> None:
         self.run(self.calls.state, (self.env,), done)
 
+    def cancel(self) -> None:
+        """Stop the running job if its kind of code can be stopped. `done` is called either way."""
+        if self._driver is not None:
+            self._driver.cancel()
+
+    def close(self, done: Done) -> None:
+        """Close the environment, if there is one, and give back what the runner holds."""
+        env, self.env = self.env, None
+        finish = functools.partial(self._closed, done)
+        if env is None:
+            finish(None, None)
+        elif self.plan.async_close:
+            self.run_async(self.calls.close_async, (env,), finish)
+        else:
+            self.run_patiently(self.calls.close, (env,), finish)
+
+    def _closed(self, done: Done, result: Any, error: EnvHiveError | None) -> None:
+        self.release()
+        done(result, error)
+
 
 class LoopRunner(Runner):
     """For coroutines, and for plain methods that promise never to wait.
@@ -79,16 +107,11 @@ class LoopRunner(Runner):
     connect), so they run on a small pool, unless the class promises that nothing in it ever waits.
     """
 
-    __slots__ = ("_driver", "_pool")
+    __slots__ = ("_pool",)
 
     def __init__(self, calls: Calls, pool: Pool | None) -> None:
         super().__init__(calls)
         self._pool = pool
-        self._driver: CoroutineDriver | None = None
-
-    def open(self, done: Done) -> None:
-        place = self.run if self._pool is None else self._pool.submit
-        place(self.calls.make, (), functools.partial(self._opened, done))
 
     def run(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         try:
@@ -98,74 +121,33 @@ class LoopRunner(Runner):
         else:
             done(result, None)
 
-    def run_async(self, job: AsyncJob, args: tuple[Any, ...], done: Done) -> None:
-        if self._driver is None:
-            self._driver = CoroutineDriver()
-        self._driver.run(job, args, done)
-
-    def cancel(self) -> None:
-        if self._driver is not None:
-            self._driver.cancel()
-
-    def close(self, done: Done) -> None:
-        env, self.env = self.env, None
-        finish = functools.partial(self._closed, done)
-        if env is None:
-            finish(None, None)
-        elif self.plan.async_close:
-            self.run_async(self.calls.close_async, (env,), finish)
+    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
+        if self._pool is None:
+            self.run(job, args, done)
         else:
-            place = self.run if self._pool is None else self._pool.submit
-            place(self.calls.close, (env,), finish)
-
-    def _closed(self, done: Done, result: Any, error: EnvHiveError | None) -> None:
-        if self._driver is not None:
-            self._driver.stop()
-        done(result, error)
+            self._pool.submit(job, args, done)
 
 
 class ThreadRunner(Runner):
-    """For plain methods: all of them run on one thread, in order. Coroutines still run on the loop."""
+    """For plain methods: all of them run on one thread, in order."""
 
-    __slots__ = ("_driver", "_owns_thread", "_thread")
+    __slots__ = ("_owns_thread", "_thread")
 
     def __init__(self, calls: Calls, thread: Worker, *, owns_thread: bool) -> None:
         super().__init__(calls)
         self._thread = thread
         self._owns_thread = owns_thread
-        self._driver: CoroutineDriver | None = None
-
-    def open(self, done: Done) -> None:
-        self._thread.submit(self.calls.make, (), functools.partial(self._opened, done))
 
     def run(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         self._thread.submit(job, args, done)
 
-    def run_async(self, job: AsyncJob, args: tuple[Any, ...], done: Done) -> None:
-        if self._driver is None:
-            self._driver = CoroutineDriver()
-        self._driver.run(job, args, done)
+    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
+        self._thread.submit(job, args, done)
 
-    def cancel(self) -> None:
-        if self._driver is not None:
-            self._driver.cancel()
-
-    def close(self, done: Done) -> None:
-        env, self.env = self.env, None
-        finish = functools.partial(self._closed, done)
-        if env is None:
-            finish(None, None)
-        elif self.plan.async_close:
-            self.run_async(self.calls.close_async, (env,), finish)
-        else:
-            self._thread.submit(self.calls.close, (env,), finish)
-
-    def _closed(self, done: Done, result: Any, error: EnvHiveError | None) -> None:
-        if self._driver is not None:
-            self._driver.stop()
+    def release(self) -> None:
+        super().release()
         if self._owns_thread:
             self._thread.stop()
-        done(result, error)
 
 
 _POOL_THREADS: Final = 64
