@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -291,6 +292,38 @@ sys.exit(os.waitstatus_to_exitcode(status))
 def test_after_a_fork_both_processes_have_sessions_of_their_own(server: Running, which: str) -> None:
     script = [sys.executable, "-c", FORK, server.url, which]
     ended = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    server.wait_until_empty()
+
+
+FORK_AFTER_A_LOOK_UP: Final = """
+import os, socket, sys
+from envhive import GenericEnvClient
+
+look_up = socket.getaddrinfo
+socket.getaddrinfo = lambda host, *args, **options: look_up("127.0.0.1", *args, **options)
+url = "http://envhive.test:" + sys.argv[1]
+with GenericEnvClient(url).sync() as parent:
+    parent.reset(seed=100)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with GenericEnvClient(url, connect_timeout_s=3).sync() as child:
+                assert child.reset(seed=200).observation["total"] == 200
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    assert parent.step({"by": 1}).observation["total"] == 101
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_after_a_fork_a_server_is_still_found_by_its_name(server: Running) -> None:
+    script = [sys.executable, "-c", FORK_AFTER_A_LOOK_UP, str(server.port)]
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    ended = subprocess.run(script, capture_output=True, text=True, timeout=60, env=environment, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     server.wait_until_empty()
 

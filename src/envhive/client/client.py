@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from envhive.client.transport import Transport, TransportOptions, websocket_url
 from envhive.errors import BadReplyError, ConnectionLostError, SessionError, SessionExpiredError
 from envhive.types import StepResult
+from envhive.wire.codec import validation_failure
 
 if TYPE_CHECKING:
     from envhive.client.sync import SyncEnvClient
@@ -217,7 +218,10 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     def _step_payload(self, action: ActT) -> Any:
         """The JSON object to send for an action."""
         if isinstance(action, dict) and self.action_cls is not None:
-            return self.action_cls.model_validate(action).model_dump()
+            try:
+                return self.action_cls.model_validate(action).model_dump()
+            except ValidationError as error:
+                raise validation_failure(error) from error
         if isinstance(action, BaseModel):
             return action.model_dump()
         return action if isinstance(action, dict) or not hasattr(action, "__dict__") else vars(action)

@@ -85,6 +85,7 @@ class Transport(WSListener):
         self._ws: WSTransport | None = None
         self._line = Pairing()
         self._parts: list[bytes] = []
+        self._parts_size = 0
         self._max_size = int(options.max_message_size_mb * 1024 * 1024)
         self._ended: EnvHiveError | None = None
         self._closed = asyncio.Event()
@@ -150,10 +151,7 @@ class Transport(WSListener):
         finally:
             ticket.abandon()  # after a time-out or a cancellation the late reply is nobody's
         if answered != _ANSWERS[kind]:
-            # Whose reply is the next one? Nobody can tell, so there is none.
-            self.end(BadReplyError(f"The server answered {kind} with {answered!r}"))
-            self.abort()
-            raise BadReplyError(f"The server answered {kind} with {answered!r}")
+            raise self._out_of_step(BadReplyError(f"The server answered {kind} with {answered!r}"))
         return answered, reply
 
     async def close(self) -> None:
@@ -184,7 +182,8 @@ class Transport(WSListener):
     def end(self, error: EnvHiveError) -> None:
         """There will be no more replies, because of `error`: the first reason counts."""
         if self._ended is None:
-            self._ended = error
+            # A message that was too large is its own sender's mistake; for later ones the connection is lost.
+            self._ended = ConnectionLostError(str(error)) if isinstance(error, MessageTooLargeError) else error
         self._line.fail_all(lambda: copy(error))
 
     # What picows tells.
@@ -197,13 +196,14 @@ class Transport(WSListener):
             self._server_closes(transport, frame)
         elif frame.msg_type != WSMsgType.PONG and not transport.is_close_frame_sent:
             self._parts.append(frame.get_payload_as_bytes())
-            if sum(map(len, self._parts)) > self._max_size:
+            self._parts_size += frame.payload_size
+            if self._parts_size > self._max_size:
                 self._parts = []
                 self.end(MessageTooLargeError(f"The server's reply is larger than {self._max_size} bytes"))
                 self._hang_up(WSCloseCode.MESSAGE_TOO_BIG)
             elif frame.fin:
                 payload = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-                self._parts = []
+                self._parts, self._parts_size = [], 0
                 self._receive(payload)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
@@ -227,13 +227,20 @@ class Transport(WSListener):
         try:
             kind, data = decode_reply(payload)
         except InvalidJSONError as invalid:
-            self._line.deliver(None, BadReplyError(f"The server's reply makes no sense: {invalid}"))
-            return
+            if len(self._line):
+                self._out_of_step(BadReplyError(f"The server's reply makes no sense: {invalid}"))
+            return  # and what nobody asked for is dropped
         error = from_wire(data) if kind == "error" else None
         asked = self._line.deliver((kind, data), error)
         if error is not None and (not asked or isinstance(error, _LAST_WORDS)):
             self.end(error)  # the server says why there is no session
             self._hang_up(WSCloseCode.OK)
+
+    def _out_of_step(self, error: BadReplyError) -> BadReplyError:
+        """What came is no reply. Whose is the next one? Nobody can tell, so there will be none."""
+        self.end(error)
+        self.abort()
+        return copy(error)
 
     def _server_closes(self, transport: WSTransport, frame: WSFrame) -> None:
         code, reason = frame.get_close_code(), frame.get_close_reason() or ""
@@ -287,8 +294,17 @@ class _Dialing:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
-_resolver: Final = ThreadPoolExecutor(1, thread_name_prefix="envhive-dns")
-"""One thread for all look-ups of all clients; started with the first that needs the network."""
+def _make_resolver() -> None:
+    """One thread for all look-ups of all clients, started with the first that needs the network."""
+    global _resolver
+    _resolver = ThreadPoolExecutor(1, thread_name_prefix="envhive-dns")
+
+
+_resolver: ThreadPoolExecutor
+_make_resolver()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_make_resolver)  # a forked child has the pool, but not its thread
+
 _background: Final[set[asyncio.Task[None]]] = set()
 
 
