@@ -143,6 +143,42 @@ def test_a_step_that_never_ends_does_not_keep_the_server_from_ending() -> None:
         assert "did not end" in errors
 
 
+STUBBORN = """
+import asyncio, time
+from envhive.envs.benchmark import AsyncBenchmarkEnvironment
+
+class Stubborn(AsyncBenchmarkEnvironment):
+    async def step(self, action, timeout_s=None, **kwargs):
+        await asyncio.to_thread(time.sleep, 600)
+"""
+
+
+def test_a_step_in_another_thread_does_not_keep_the_server_from_ending(tmp_path: Path) -> None:
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    with (
+        envhive_serve("stubborn:Stubborn", "--grace-period", "1", cwd=tmp_path) as server,
+        connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws,
+    ):
+        ws.send('{"type":"step","data":{}}')
+        ws.ping().wait(10)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=15) == 0
+
+
+def test_a_second_signal_does_not_wait_for_the_grace_period() -> None:
+    with (
+        envhive_serve("benchmark", "--grace-period", "600") as server,
+        connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws,
+    ):
+        ws.send('{"type":"step","data":{"wait_seconds":600}}')
+        ws.ping().wait(10)
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(timeout=1)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=20) == 1
+
+
 def test_a_class_in_the_current_folder_is_served_with_its_own_types(tmp_path: Path) -> None:
     (tmp_path / "game.py").write_text(GAME)
     with envhive_serve("game:Game", cwd=tmp_path) as server:

@@ -223,6 +223,40 @@ class LaneContract:
             with server.connect() as ws:
                 assert reset(ws)["type"] == "observation"
 
+    @pytest.mark.parametrize("kind", [counting, async_counting, lambda: counting(BLOCKING=False)])
+    @pytest.mark.parametrize("deed", ["surrogate", "panic"])
+    def test_nothing_that_a_step_raises_keeps_the_session_from_answering_and_ending(
+        self, kind: Any, deed: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("CRITICAL", logger="envhive.environment")  # the test runner cannot pass on the surrogate
+        env = kind()
+        with serving(env, self.lane, max_concurrent_envs=1) as server:
+            with server.connect() as ws:
+                reset(ws)
+                assert step(ws, do=deed)["data"]["code"] == "EXECUTION_ERROR"
+                assert ask(ws, '{"type":"\\ud800"}')["data"]["code"] == "UNKNOWN_TYPE"
+                assert ask(ws, '{"type":"state","data":"\\ud800"}')["data"]["code"] == "VALIDATION_ERROR"
+                assert step(ws)["data"]["observation"]["total"] == 1
+            server.wait_until_empty()
+            assert env.journal.count("close") == 1
+
+    def test_a_thread_that_cannot_be_started_costs_no_place(
+        self, env: type[Counting], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(self: threading.Thread) -> None:
+            if self.name.startswith("envhive-"):
+                raise RuntimeError("can't start new thread")
+            start(self)
+
+        with serving(env, self.lane, max_concurrent_envs=1) as server:
+            start = threading.Thread.start
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+            with server.connect() as ws:
+                assert reset(ws)["data"]["code"] == "SESSION_ERROR"
+            monkeypatch.undo()
+            with server.connect() as ws:
+                assert reset(ws)["type"] == "observation"
+
     # Where the code runs.
 
     def test_a_plain_environment_has_one_thread_for_everything(self, server: Running, env: type[Counting]) -> None:

@@ -32,6 +32,10 @@ class Seen(Observation):
     got: dict[str, Any] = Field(default_factory=dict)
 
 
+class Panic(BaseException):
+    """What some extension modules raise when they fail badly."""
+
+
 class Journal:
     """What happened to the instances of one environment class, in order."""
 
@@ -91,6 +95,10 @@ class Counting(Environment[Move, Seen, State]):
             raise RuntimeError("the floor gave way")
         if action.do == "exit":
             sys.exit(3)
+        if action.do == "surrogate":
+            raise ValueError("bad file \udc80")
+        if action.do == "panic":
+            raise Panic("not an Exception at all")
         if action.do == "nan":
             return Seen(total=self.total, reward=float("nan"))
         if action.do == "unserialisable":

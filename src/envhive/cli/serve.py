@@ -69,14 +69,14 @@ def serve(target: str, **options: Any) -> None:
     """
     config = ServerConfig.resolve(**{**options, "mode": None if options["mode"] is None else as_mode(options["mode"])})
 
-    from envhive.server.run import bind, set_up_logging  # late: a bad option need not wait for FastAPI
+    from envhive.server.run import bind, leave, set_up_logging  # late: a bad option need not wait for FastAPI
 
     set_up_logging(config.log_level)
     why_not = can_run_workers() if config.workers > 1 else None
     if why_not is not None:
         logging.getLogger("envhive.server").warning("Running one worker instead of %d: %s", config.workers, why_not)
     if config.workers == 1 or why_not is not None:
-        sys.exit(_serve_alone(target, options, config))
+        leave(_serve_alone(target, options, config))
     with bind(config.host, config.port) as listener:
         orders = {"target": target, "options": options}
         announce = functools.partial(_announce, config=config)

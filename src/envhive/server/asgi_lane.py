@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 import anyio
-from starlette.websockets import WebSocket, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from envhive.errors import EnvHiveError, SessionError
 from envhive.server.hive import Hive
@@ -18,6 +18,9 @@ TAKE_OVER: Final = "envhive.take_over"
 
 REFUSAL_S: Final = 1.0
 """How long a refused client gets to ask its first question and hear the answer."""
+
+CLOSING_S: Final = 5.0
+"""How long a connection that is gone waits for its environment to close."""
 
 MESSAGE_TOO_BIG: Final = 1009
 
@@ -72,6 +75,8 @@ class AsgiConnection:
         finally:
             if self._session is not None:
                 self._session.detach()
+                with anyio.move_on_after(CLOSING_S, shield=True):
+                    await self._session.wait_closed()  # the event loop may be a test client's, and end with us
 
     async def _read(self, both: anyio.CancelScope) -> None:
         while True:
@@ -102,7 +107,7 @@ class AsgiConnection:
                     await self._websocket.close(*item)
                     return
                 await self._websocket.send_text(item.decode())
-            except (RuntimeError, OSError):
+            except (RuntimeError, OSError, WebSocketDisconnect):
                 return  # the peer is gone; the reader hears of it too
             if self._session is not None and self._outbox.empty():
                 self._session.unhold()

@@ -85,28 +85,30 @@ class Doorbell:
 class CoroutineDriver:
     """Runs one coroutine at a time, all in the same task."""
 
-    __slots__ = ("_bell", "_busy", "_task")
+    __slots__ = ("_bell", "_busy", "_entries", "_task")
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._bell = Doorbell(loop)
         self._busy = False
+        self._entries = 0
         self._task = loop.create_task(self._serve())
 
     def run(self, job: AsyncJob, args: tuple[Any, ...], done: Done) -> None:
+        self._entries += 1
         self._bell.ring((job, args, done))
 
     def cancel(self) -> None:
         """Cancel the running coroutine; it still answers."""
         # Soon, so that a coroutine that has yet to begin does so first: cancelled before that, it would not answer.
-        asyncio.get_running_loop().call_soon(self._cancel_if_busy)
+        asyncio.get_running_loop().call_soon(self._cancel_if_busy, self._entries)
 
     def stop(self) -> None:
         """End the task when what it is doing is done."""
         self._bell.ring(None)
 
-    def _cancel_if_busy(self) -> None:
-        if self._busy:
+    def _cancel_if_busy(self, entry: int) -> None:
+        if self._busy and entry == self._entries:  # and not, meanwhile, the close that came after it
             self._task.cancel()
 
     async def _serve(self) -> None:
@@ -117,10 +119,12 @@ class CoroutineDriver:
                 result, error = await job(*args), None
             except EnvHiveError as failure:
                 result, error = None, failure
-                while self._task.cancelling():
-                    self._task.uncancel()  # it was the coroutine that was cancelled, not the session
-            except Exception as failure:  # whatever it is, the session must get its answer
+            except GeneratorExit:
+                raise  # the event loop is gone, and this task with it
+            except BaseException as failure:  # whatever it is, the session must get its answer
                 result, error = None, ExecutionError(f"{type(failure).__name__}: {failure}")
+            while self._task.cancelling():
+                self._task.uncancel()  # it was the coroutine that was cancelled, not the session
             self._busy = False
             done(result, error)
             del entry, job, args, done, result, error  # an idle session keeps nothing alive

@@ -135,7 +135,9 @@ class Channel:
                 return
             letter = _decode(bytes(self._incoming[_PREFIX:end]))
             del self._incoming[:end]
-            self._on_letter(self, letter, self._descriptors.popleft() if isinstance(letter, Parcel) else None)
+            # At this process's limit of descriptors the system drops the one that came with a parcel.
+            with_socket = isinstance(letter, Parcel) and self._descriptors
+            self._on_letter(self, letter, self._descriptors.popleft() if with_socket else None)
 
 
 class Member(Protocol):
@@ -158,7 +160,7 @@ class Crew:
         self._listener: socket.socket | None = None
         self._channels: dict[int, Channel] = {}
         self._incoming: set[Channel] = set()
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._asked: dict[int, tuple[Channel, asyncio.Future[Any]]] = {}
         self._questions = 0
 
     # At the start.
@@ -191,10 +193,14 @@ class Crew:
 
     def hand_over(self, worker: int, parcel: Parcel, connection: int) -> bool:
         """Give a connection to another worker; False if that worker cannot be reached."""
-        channel = self._channel_to(worker)
-        if channel is None:
+        try:
+            channel = self._channel_to(worker)
+            if channel is None:
+                return False
+            channel.send(parcel, os.dup(connection))
+        except OSError as error:  # no descriptor is left
+            logger.error("A connection could not be handed over: %s", error)
             return False
-        channel.send(parcel, os.dup(connection))
         return channel.is_open
 
     # Asking.
@@ -210,14 +216,16 @@ class Crew:
             channel = self._channel_to(worker) if at_work else None
             if channel is not None:
                 self._questions += 1
-                self._asked[self._questions] = waiting[worker] = asyncio.get_running_loop().create_future()
+                waiting[worker] = asyncio.get_running_loop().create_future()
+                self._asked[self._questions] = (channel, waiting[worker])
                 channel.send(Question(self._questions, hive, what))
         if waiting:
             await asyncio.wait(waiting.values(), timeout=timeout)
         for worker, future in waiting.items():
             if future.done() and not future.cancelled():
                 answers[worker] = future.result()
-        self._asked = {number: future for number, future in self._asked.items() if not future.done()}
+        for number in [number for number, (_, future) in self._asked.items() if future in waiting.values()]:
+            del self._asked[number]  # a late answer is nobody's
         return dict(sorted(answers.items()))
 
     def _accept(self) -> None:
@@ -240,19 +248,21 @@ class Crew:
         return channel
 
     def _lost(self, channel: Channel) -> None:
-        for future in self._asked.values():
-            if not future.done():
+        for asked, future in self._asked.values():
+            if asked is channel and not future.done():
                 future.set_result(None)
 
     def _take(self, channel: Channel, letter: Letter, descriptor: int | None) -> None:
         if isinstance(letter, Parcel):
-            assert descriptor is not None
-            assert self.on_parcel is not None
+            if descriptor is None or self.on_parcel is None:
+                self.ledger.release(letter.hive, self.index)
+                logger.error("A connection was lost on its way here: no descriptor is left for it")
+                return
             self.on_parcel(self._members[letter.hive], letter, socket.socket(fileno=descriptor))
         elif isinstance(letter, Question):
             channel.send(Answer(letter.number, self._members[letter.hive].report(letter.what)))
         else:
-            future = self._asked.pop(letter.number, None)
+            _, future = self._asked.pop(letter.number, (channel, None))
             if future is not None and not future.done():
                 future.set_result(letter.report)
 

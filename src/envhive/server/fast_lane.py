@@ -28,7 +28,7 @@ from picows.picows import WSProtocol  # type: ignore[attr-defined]  # what picow
 from envhive.errors import EnvHiveError
 from envhive.server.asgi_lane import REFUSAL_S
 from envhive.server.hive import Hive
-from envhive.server.session import GOING_AWAY, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
+from envhive.server.session import GOING_AWAY, NORMAL_CLOSURE, TRY_AGAIN_LATER, Phase, Session
 from envhive.wire.codec import encode_error_reply
 
 _TEXT: Final = WSMsgType.TEXT
@@ -58,7 +58,9 @@ class FastConnection(WSListener):
     __slots__ = (
         "_close_received",
         "_connections",
+        "_held",
         "_hive",
+        "_listening",
         "_parts",
         "_parts_size",
         "_refusal",
@@ -69,7 +71,6 @@ class FastConnection(WSListener):
         "_ws",
         "close_sent",
         "heard",
-        "listening",
         "pinged_at",
         "quiet_since",
     )
@@ -88,7 +89,8 @@ class FastConnection(WSListener):
         self.close_sent = False
         self._close_received = False
         self.heard = True
-        self.listening = True
+        self._listening = True
+        self._held = False
         self.quiet_since = 0.0
         self.pinged_at = 0.0
 
@@ -117,7 +119,8 @@ class FastConnection(WSListener):
         transport.response.headers.clear()
         self._hive.heartbeat.watch(self)
         try:
-            self._session = self._hive.admit(self, reserved=self._reserved)
+            session = self._hive.admit(self, reserved=self._reserved)
+            self._session = None if session.phase is Phase.CLOSED else session
         except EnvHiveError as error:
             self.refuse(error, TRY_AGAIN_LATER, asked=False)
 
@@ -151,11 +154,18 @@ class FastConnection(WSListener):
             session.detach()
         self._transport = self._ws = None
 
+    @property
+    def excused(self) -> bool:
+        """Its requests wait for the environment; if they wait for the peer to read replies, that is no excuse."""
+        return not self._listening and not self._held
+
     def pause_writing(self) -> None:
+        self._held = True
         if self._session is not None:
             self._session.hold()
 
     def resume_writing(self) -> None:
+        self._held = False
         if self._session is not None:
             self._session.unhold()
 
@@ -215,6 +225,8 @@ class FastConnection(WSListener):
             return
         self.close_sent = True
         self._refusal = None
+        if not self._listening:
+            self.resume_reading()  # or the peer's own close would never be seen
         self._ws.send_close(code, reason.encode()[:_LONGEST_REASON].decode(errors="ignore"))  # type: ignore[arg-type]
         if self._close_received:
             self._hang_up()
@@ -232,12 +244,12 @@ class FastConnection(WSListener):
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self.listening = False
+            self._listening = False
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self.listening = True
+            self._listening = True
             self._transport.resume_reading()
 
     def ping(self) -> None:

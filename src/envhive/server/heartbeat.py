@@ -9,10 +9,12 @@ class Peer(Protocol):
     """A connection, as the heartbeat sees it. The connection sets `heard` whenever anything arrives."""
 
     heard: bool
-    listening: bool
-    """False while the connection is not read from, because too many of its requests wait: no pong could be heard."""
     quiet_since: float
     pinged_at: float
+
+    @property
+    def excused(self) -> bool:
+        """True while the connection is not read from, because too many of its requests wait: no pong can be heard."""
 
     def ping(self) -> None: ...
 
@@ -42,7 +44,7 @@ class Heartbeat:
 
     def beat(self, now: float) -> None:
         for peer in list(self._peers):
-            if peer.heard or not peer.listening:
+            if peer.heard or peer.excused:
                 peer.heard, peer.quiet_since, peer.pinged_at = False, now, 0.0
             elif peer.pinged_at:
                 if now - peer.pinged_at >= self._timeout:

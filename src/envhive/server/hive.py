@@ -10,10 +10,10 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from envhive import __version__
-from envhive.errors import DrainingError, EnvHiveError
+from envhive.errors import DrainingError, EnvHiveError, SessionError
 from envhive.server.blueprint import Blueprint, session_limit
 from envhive.server.calls import Calls
 from envhive.server.config import ServerConfig
@@ -36,6 +36,9 @@ _LAST_WAIT: Final = 2.0
 
 class Hive:
     """The sessions of one server process, used from the event loop. It needs no start: the first session starts it."""
+
+    closing_at: ClassVar[float | None] = None
+    """When every hive of this process must have ended, once the server has been told to stop."""
 
     def __init__(
         self, blueprint: Blueprint, config: ServerConfig, *, clock: Callable[[], float] = time.monotonic
@@ -76,17 +79,22 @@ class Hive:
 
         `reserved` says that its place has been taken already.
         """
-        if self._draining:
+        if self._draining or self.closing_at is not None:
             if reserved:
                 self._places.give_back()
             raise DrainingError("The server is shutting down")
         if not reserved:
             self._places.take()
         session_id = str(uuid.uuid4())
-        runner = self.start().make(session_id)
-        session = Session(session_id, runner, outlet, self, mode=self.mode, clock=self._clock)
-        self.sessions[session_id] = session
-        session.open()
+        try:
+            runner = self.start().make(session_id)
+            session = Session(session_id, runner, outlet, self, mode=self.mode, clock=self._clock)
+            self.sessions[session_id] = session
+            session.open()
+        except RuntimeError as error:  # no thread can be started: the system's limit is reached
+            self.sessions.pop(session_id, None)
+            self._places.give_back()
+            raise SessionError(f"The session could not be started: {error}") from error
         return session
 
     @asynccontextmanager
@@ -113,6 +121,8 @@ class Hive:
         loop = asyncio.get_running_loop()
         if self._runners is None or self._runners.loop is not loop:
             # Another loop than before: a test client makes one for each connection.
+            if self._runners is not None:
+                self._runners.stop()
             self._runners = Runners(self.calls, self.limit.env_cls, loop, self.config.thread_stack_size)
             self._sweeper = loop.create_task(self._sweep_for_ever())
         return self._runners
@@ -200,10 +210,10 @@ class Hive:
         self._draining = True
         for session in list(self.sessions.values()):
             session.retire(GOING_AWAY, "server shutting down")
-        if not await self._emptied_within(self.config.grace_period):
+        if not await self._emptied_before(time.monotonic() + self.config.grace_period):
             for session in list(self.sessions.values()):
                 session.end(GOING_AWAY, "server shutting down")
-            if not await self._emptied_within(_LAST_WAIT):
+            if not await self._emptied_before(time.monotonic() + _LAST_WAIT, last=True):
                 stuck = ", ".join(f"{s.id} ({s.busy_with})" for s in self.sessions.values())
                 logger.error("%d session(s) did not end and are left behind: %s", len(self.sessions), stuck)
         if self._sweeper is not None and not self._sweeper.get_loop().is_closed():
@@ -211,8 +221,9 @@ class Hive:
         if self._runners is not None:
             self._runners.stop()
 
-    async def _emptied_within(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
+    async def _emptied_before(self, deadline: float, *, last: bool = False) -> bool:
         while self.sessions and time.monotonic() < deadline:
+            if not last and self.closing_at is not None:
+                deadline = min(deadline, self.closing_at)  # a part of the grace has passed, or nobody wants to wait
             await asyncio.sleep(0.01)
         return not self.sessions

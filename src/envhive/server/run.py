@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import contextlib
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import uvicorn
 
 from envhive.errors import ConfigurationError
 from envhive.server.config import ServerConfig
+from envhive.server.hive import Hive
 from envhive.server.upgrade import FastLaneProtocol
 
 _BACKLOG: Final = 4096
 _FORCED_EXIT: Final = 1
 _YOUNG_OBJECTS: Final = 20_000
 """Objects made before Python looks for cycles among them; its default of 700 costs 4 % of the CPU of a busy server."""
+
+
+class _ImpatientExecutor(ThreadPoolExecutor):
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, also with threads that are stuck in some environment's code."""
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class Moments:
@@ -47,6 +67,8 @@ class Server(uvicorn.Server):
         self._moments = moments
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # A step may wait in `asyncio.to_thread`; that must not keep the process from ending.
+        asyncio.get_running_loop().set_default_executor(_ImpatientExecutor())
         start_app = self.lifespan.startup
 
         async def start_app_and_wait() -> None:
@@ -63,6 +85,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._moments.stopping()
+        Hive.closing_at = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -81,12 +104,14 @@ class Server(uvicorn.Server):
         """The first signal asks to finish; a second one insists."""
         if self.should_exit:
             self.force_exit = True
+            Hive.closing_at = 0.0
         self.should_exit = True
 
 
 def run_app(app: Any, config: ServerConfig, listener: socket.socket, moments: Moments) -> int:
     """Serve `app` on a listening socket until a signal says stop. Returns the exit code."""
     raise_file_limit()
+    Hive.closing_at = None
     gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
     server = Server(
         uvicorn.Config(

@@ -11,7 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from typing import Any, Final
 
-from envhive.errors import EnvHiveError
+from envhive.errors import EnvHiveError, ExecutionError
 from envhive.inspection import ClassPlan, Place, plan_for
 from envhive.server.calls import Calls
 from envhive.server.coroutines import AsyncJob, CoroutineDriver
@@ -114,12 +114,14 @@ class LoopRunner(Runner):
         self._pool = pool
 
     def run(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
+        error: EnvHiveError | None = None
         try:
             result = job(*args)
-        except EnvHiveError as error:
-            done(None, error)
-        else:
-            done(result, None)
+        except EnvHiveError as failure:
+            result, error = None, failure
+        except BaseException as failure:  # an environment may raise anything, and the server must live on
+            result, error = None, ExecutionError(f"{type(failure).__name__}: {failure}")
+        done(result, error)
 
     def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         if self._pool is None:

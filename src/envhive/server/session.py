@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 from typing import Any, Final, Protocol
 
@@ -236,6 +236,10 @@ class Session:
         """Run `job(environment)` where the environment's code runs."""
         return await self._ask("job", lambda done: self._runner.run(job, (self._runner.env,), done))
 
+    async def ask_async(self, job: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Run the coroutine function `job(environment)`; the session is busy with it, so it does not expire."""
+        return await self._ask("job", lambda done: self._runner.run_async(job, (self._runner.env,), done))
+
     async def _ask(self, what: str, start: Callable[[Done], None]) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -297,13 +301,15 @@ class Session:
         if self._pumping or self._inbox is None:
             return
         self._pumping = True
-        while self._inbox and self._phase is Phase.IDLE and not self._held:
-            item = self._inbox.popleft()
-            if isinstance(item, Ask):
-                item.turn()
-            else:
-                self._handle(item)
-        self._pumping = False
+        try:
+            while self._inbox and self._phase is Phase.IDLE and not self._held:
+                item = self._inbox.popleft()
+                if isinstance(item, Ask):
+                    item.turn()
+                else:
+                    self._handle(item)
+        finally:
+            self._pumping = False
         waiting = len(self._inbox) if self._inbox else 0
         if not waiting:
             self._inbox = None

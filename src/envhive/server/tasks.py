@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_jsonable_python
 
 from envhive.server.hive import Hive
+
+_UNSUPPORTED: Final = (AttributeError, NotImplementedError, IndexError)
 
 
 class SplitRequest(BaseModel):
@@ -71,16 +73,18 @@ async def _ask(hive: Hive, env_name: str, method: str, *args: Any) -> Any:
     def call(env: Any) -> tuple[Any, Exception | None]:
         try:
             return getattr(env, method)(*args), None
-        except (AttributeError, NotImplementedError, IndexError) as error:
+        except _UNSUPPORTED as error:
+            return None, error
+
+    async def call_async(env: Any) -> tuple[Any, Exception | None]:
+        try:
+            return await getattr(env, method)(*args), None
+        except _UNSUPPORTED as error:
             return None, error
 
     async with hive.visit() as session:
-        answer, error = await session.ask(call)
-        if inspect.isawaitable(answer):
-            try:
-                answer = await answer
-            except (NotImplementedError, IndexError) as late:
-                error = late
+        is_async = await session.ask(lambda env: inspect.iscoroutinefunction(getattr(env, method, None)))
+        answer, error = await (session.ask_async(call_async) if is_async else session.ask(call))
     if isinstance(error, IndexError):
         raise HTTPException(400, "Invalid task index") from error
     if error is not None:

@@ -34,8 +34,8 @@ class Worker:
 
     def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         if not self._started:
-            self._started = True
             self._mailbox.start_thread(self._name, _work_in_turn, (self._inbox, self._mailbox))
+            self._started = True
         self._mailbox.dispatch(self._inbox, (job, args, done))
 
     def stop(self) -> None:
@@ -57,10 +57,10 @@ class Pool:
         self._pending = 0
 
     def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
-        self._pending += 1
-        if self._threads < min(self._pending, self._size):
+        if self._threads < min(self._pending + 1, self._size):
+            self._mailbox.start_thread(f"envhive-pool-{self._threads + 1}", _work, (self._inbox, self._mailbox.put))
             self._threads += 1
-            self._mailbox.start_thread(f"envhive-pool-{self._threads}", _work, (self._inbox, self._mailbox.put))
+        self._pending += 1
         self._inbox.put((job, args, functools.partial(self._finished, done)))
 
     def _finished(self, done: Done, result: Any, error: EnvHiveError | None) -> None:

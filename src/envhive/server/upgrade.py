@@ -134,8 +134,14 @@ def receive_parcels(connections: set[Any]) -> None:
     tasks: set[asyncio.Task[None]] = set()
 
     async def unpack(hive: Hive, parcel: Parcel, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, sock)
+        try:
+            sock.setblocking(False)
+            transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, sock)
+        except OSError:  # the client is gone already
+            sock.close()
+            assert hive.shared is not None
+            hive.shared.give_back()
+            return
         upgrade = Upgrade(parcel.key, parcel.headers, parcel.early)
         FastConnection(hive, reserved=True).start(transport, upgrade, connections)
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,7 @@ from envhive.errors import ConfigurationError, EnvironmentFactoryError
 from envhive.server.config import ServerConfig, as_mode, forced
 from envhive.server.crew import Crew, enlist
 from envhive.server.places import Ledger
-from envhive.server.run import Moments, run_app, set_up_logging
+from envhive.server.run import Moments, leave, run_app, set_up_logging
 from envhive.server.target import describe_target, load_target
 from envhive.server.upgrade import receive_parcels
 from envhive.server.workers import ORDERS
@@ -80,4 +79,4 @@ def tell(status: int, message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -94,6 +94,11 @@ class Supervisor:
                     os.close(descriptor)
 
     def _stop(self, number: int, frame: Any) -> None:
+        """The first signal asks to finish; a second one insists."""
+        if self._stopping:
+            for worker in self._workers:
+                if worker.process is not None:
+                    worker.process.kill()
         self._stopping = True
 
     def _start(self, worker: Worker, folder: str) -> None:
@@ -116,7 +121,11 @@ class Supervisor:
         self._listen_to(worker)
         if worker.process is None:
             if time.monotonic() >= worker.again_at:
-                self._start(worker, folder)
+                try:
+                    self._start(worker, folder)
+                except OSError as error:  # no process, or no descriptor, is to be had just now
+                    logger.error("Worker %d could not be started: %s", worker.index, error)
+                    worker.again_at = time.monotonic() + _LONGEST_PAUSE
         elif (code := worker.process.poll()) is not None:
             self._mourn(worker, code)
 
@@ -132,7 +141,11 @@ class Supervisor:
             return
         message = json.loads(worker.said)
         if "error" in message:
-            raise ConfigurationError(message["error"])
+            if not self._announced:
+                raise ConfigurationError(message["error"])
+            logger.error("Worker %d cannot start: %s", worker.index, message["error"])
+            worker.said = bytearray()
+            return
         worker.ready = True
         if not self._announced and all(other.ready for other in self._workers):
             self._announced = True
@@ -141,10 +154,11 @@ class Supervisor:
     def _mourn(self, worker: Worker, code: int) -> None:
         """A worker died: its places are free again, and another takes its number."""
         self._ledger.forget(worker.index)
+        self._listen_to(worker)  # it may have said why just before
         os.close(worker.status)
         pid = worker.process.pid if worker.process is not None else 0
         worker.process, worker.status = None, -1
-        if code == _BAD_CONFIGURATION and not worker.ready:
+        if code == _BAD_CONFIGURATION and not self._announced:
             raise ConfigurationError(f"Worker {worker.index} could not start.")
         lived = time.monotonic() - worker.started_at
         worker.failures = 0 if lived > _HEALTHY_AFTER else worker.failures + 1

@@ -139,7 +139,14 @@ def encode_mcp_reply(payload: bytes) -> bytes:
 
 
 def encode_error_reply(error: EnvHiveError) -> bytes:
-    return to_json({"type": "error", "data": error_data(error)}, fallback=_fallback, inf_nan_mode="null")
+    """The reply with an error. Never fails, whatever an environment or a client put into it."""
+    data = error_data(error)
+    try:
+        return _to_json({"type": "error", "data": data})
+    except (PydanticSerializationError, ValueError, TypeError, RecursionError):
+        # A lone surrogate in a message (an undecodable file name, say), or an input that has no JSON form.
+        text = str(data["message"]).encode("utf-8", "backslashreplace").decode()
+        return _to_json({"type": "error", "data": {"message": text, "code": error.code}})
 
 
 def error_data(error: EnvHiveError) -> dict[str, Any]:
