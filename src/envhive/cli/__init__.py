@@ -7,6 +7,7 @@ import sys
 import click
 
 from envhive import __version__
+from envhive.cli.bench import bench
 from envhive.cli.serve import serve
 from envhive.errors import ConfigurationError
 
@@ -28,4 +29,5 @@ def main() -> None:
     """EnvHive serves reinforcement-learning environments to training runs."""
 
 
+main.add_command(bench)
 main.add_command(serve)

@@ -1,6 +1,6 @@
 """The floor: picows on uvloop, sending every frame straight back. No Python server on this stack does less.
 
-python echo_server.py PORT
+python -m envhive.bench.echo PORT
 """
 
 from __future__ import annotations

@@ -1,0 +1,104 @@
+"""One run of the lab, from the first bar to the report: whatever ends it, what was measured is kept and shown."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from envhive.bench import screen
+from envhive.bench.limits import cores, is_loopback
+from envhive.bench.records import Kind, Recorder, RunInfo, describe_machine, now
+from envhive.bench.tables import tables_of, warnings_of
+from envhive.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERRUPTED: Final = 130
+
+
+class Lab:
+    """What a measurement needs beside the server: a place to write, and a screen."""
+
+    def __init__(self, recorder: Recorder, console: Console) -> None:
+        self.recorder = recorder
+        self.console = console
+
+    def bars(self, total: int, unit: str) -> AbstractContextManager[tuple[screen.Step, screen.Update]]:
+        return screen.progress(self.console, total, unit)
+
+
+def new_run(
+    kind: Kind, *, label: str | None, out: Path | None, command: str, url: str | None, server_cores: int | None
+) -> Recorder:
+    """Make the folder of a run."""
+    local = url is None or is_loopback(url)
+    info = RunInfo(
+        kind=kind,
+        label=label or ("this machine" if local else url or ""),
+        began=now(),
+        command=command,
+        machine=describe_machine(),
+        server_cores=server_cores or (len(cores()) if local else None),
+    )
+    return Recorder(out or Path("bench-results") / f"{now().replace(':', '')}-{kind}", info)
+
+
+def conduct(recorder: Recorder, measure: Callable[[Lab], None]) -> int:
+    """Measure, then show and draw what there is, also after Ctrl-C or a failure. Returns the exit code."""
+    console = screen.console()
+    failure: ConfigurationError | None = None
+    code = 0
+    with _sigterm_as_ctrl_c():
+        try:
+            measure(Lab(recorder, console))
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+            recorder.note("Interrupted: these are the results up to then.")
+        except ConfigurationError as error:
+            failure = error
+    if recorder.results:
+        present(recorder, console)
+    else:
+        recorder.discard_if_empty()
+    if failure is not None:
+        raise failure
+    return code
+
+
+def present(recorder: Recorder, console: Console) -> None:
+    """The tables, what to beware of, and the report."""
+    run = recorder.run()
+    for text in warnings_of(run.results):
+        recorder.note(text)
+    for table in tables_of(run):
+        screen.show(console, table)
+    for text in recorder.info.notes:
+        screen.remark(console, text, warning=True)
+
+    from envhive.bench.report import write_report
+
+    written = write_report([recorder.run()], recorder.folder)
+    screen.remark(console, f"Results and report: {written}")
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """A run that is told to end, by whichever signal, stops its servers and keeps its results."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,256 @@
+"""What a run leaves behind: a folder with what was asked (run.json) and each result as it came (results.jsonl)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from envhive import __version__
+from envhive.bench.stats import Summary
+from envhive.errors import ConfigurationError
+
+Kind = Literal["storm", "steady", "compare", "knee"]
+
+RUN_FILE: Final = "run.json"
+RESULTS_FILE: Final = "results.jsonl"
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where the load ran, and the server too unless it was elsewhere."""
+
+    cores: int
+    python: str
+    system: str
+    packages: dict[str, str]
+
+
+class RunInfo(msgspec.Struct, frozen=True):
+    """What a run was about."""
+
+    kind: Kind
+    label: str
+    """The infrastructure, as the person calls it who measured."""
+    began: str
+    command: str
+    machine: Machine
+    server_cores: int | None
+    """Cores of the server's machine, if they are known."""
+    notes: list[str] = []
+
+
+class StormCell(msgspec.Struct, tag="storm", frozen=True):
+    """One repetition of one cell of the grid."""
+
+    sessions: int
+    wait_s: float
+    mode: str
+    repetition: int
+    success: float
+    connect: Summary
+    reset: Summary
+    step: Summary
+    whole: Summary
+    wall_s: float
+    requests_per_s: float
+    concurrency: float
+    """Effective: what the waiting alone would have taken, one after the other, over what it took."""
+    errors: dict[str, int]
+    load_cpu: float
+    load_processes: int
+    sessions_per_core: float | None = None
+    server_cpu_s: float | None = None
+    other_cpu: float | None = None
+    """Cores that other programs used on this machine meanwhile, if the server is here."""
+    server_memory: int | None = None
+    server_died: bool = False
+
+
+class SteadyWindow(msgspec.Struct, tag="steady", frozen=True):
+    """One window over sessions that stay."""
+
+    sessions: int
+    """Asked for."""
+    opened: int
+    rate: float | None
+    think_s: float
+    repetition: int
+    seconds: float
+    steps: int
+    latency: Summary
+    errors: dict[str, int]
+    unanswered: int
+    load_cpu: float
+    load_processes: int
+    lag: Summary
+    """How late the load generator was, in the open loop; it is part of the latency."""
+    opened_per_s: float
+    cpu_us_per_step: float | None = None
+    server_cpu: float | None = None
+    """Cores that the server used."""
+    machine_cpu: float | None = None
+    """Cores that everything on this machine used, if the server is here."""
+    server_processes: int | None = None
+    memory_per_session: float | None = None
+    server_memory: int | None = None
+    server_threads: int | None = None
+    server_files: int | None = None
+    server_file_limit: int | None = None
+    server_died: bool = False
+
+    @property
+    def other_cpu(self) -> float | None:
+        """Cores that other programs used on this machine meanwhile, if the server is here."""
+        if self.machine_cpu is None or self.server_cpu is None:
+            return None
+        return max(self.machine_cpu - self.server_cpu - self.load_cpu * self.load_processes, 0.0)
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.seconds
+
+    @property
+    def success(self) -> float:
+        """The share of sessions that opened, times the share of steps that were answered well."""
+        due = self.steps + self.unanswered
+        lost = min(sum(self.errors.values()) + self.unanswered, due) if due else 0
+        return self.opened / self.sessions * ((due - lost) / due if due else 0.0)
+
+
+class Figure(msgspec.Struct, tag="figure", frozen=True):
+    """One figure of one server in one round of a comparison."""
+
+    server: str
+    metric: str
+    value: float
+    round: int
+
+
+class Verdict(msgspec.Struct, tag="verdict", frozen=True):
+    """Where a ramp broke, and for want of what."""
+
+    ramp: Literal["sessions", "rate"]
+    held: float
+    """The largest level that held; 0 if none did."""
+    broke: float | None
+    """The smallest level that did not; None if all held."""
+    why: str
+    resource: str
+    evidence: str
+
+
+Result = StormCell | SteadyWindow | Figure | Verdict
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(Result).decode
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run that is finished, or as far as it came."""
+
+    info: RunInfo
+    results: list[Result]
+
+    def cells(self) -> list[StormCell]:
+        return [result for result in self.results if isinstance(result, StormCell)]
+
+    def windows(self) -> list[SteadyWindow]:
+        return [result for result in self.results if isinstance(result, SteadyWindow)]
+
+    def figures(self) -> list[Figure]:
+        return [result for result in self.results if isinstance(result, Figure)]
+
+    def verdicts(self) -> list[Verdict]:
+        return [result for result in self.results if isinstance(result, Verdict)]
+
+
+class Recorder:
+    """Writes a run down while it goes: each result is on disk before the next is measured."""
+
+    def __init__(self, folder: Path, info: RunInfo) -> None:
+        self.folder = folder
+        self.info = info
+        self.results: list[Result] = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / RESULTS_FILE).exists():
+                raise ConfigurationError(f"{folder} holds a run already: give another --out.")
+            self._write_info()
+        except OSError as error:
+            raise ConfigurationError(f"Cannot write to {folder}: {error.strerror}.") from None
+
+    def add(self, result: Result) -> None:
+        self.results.append(result)
+        with (self.folder / RESULTS_FILE).open("ab") as file:
+            file.write(_encode(result) + b"\n")
+
+    def note(self, text: str) -> None:
+        """Something a reader of the results must know; said once."""
+        if text not in self.info.notes:
+            self.info = msgspec.structs.replace(self.info, notes=[*self.info.notes, text])
+            self._write_info()
+
+    def discard_if_empty(self) -> None:
+        """A run without a result leaves nothing behind."""
+        if not self.results:
+            (self.folder / RUN_FILE).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # there is something else in it
+                self.folder.rmdir()
+
+    def run(self) -> Run:
+        return Run(self.info, self.results)
+
+    def _write_info(self) -> None:
+        (self.folder / RUN_FILE).write_bytes(msgspec.json.format(_encode(self.info), indent=2) + b"\n")
+
+
+def load_run(folder: Path, label: str | None = None) -> Run:
+    """Read a run again, perhaps under another name; a last line that was cut off is left out."""
+    try:
+        info = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=RunInfo)
+    except FileNotFoundError:
+        raise ConfigurationError(f"{folder} is not the folder of a run: it has no {RUN_FILE}.") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigurationError(f"{folder / RUN_FILE} cannot be read: {error}") from None
+    if label is not None:
+        info = msgspec.structs.replace(info, label=label)
+    return Run(info, list(_read_results(folder / RESULTS_FILE)))
+
+
+def _read_results(path: Path) -> Iterator[Result]:
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield _decode(line)
+        except msgspec.DecodeError as error:
+            if number < len(lines):
+                raise ConfigurationError(f"{path}, line {number}: {error}") from None
+
+
+def describe_machine() -> Machine:
+    names = ("picows", "uvloop", "msgspec", "pydantic")
+    packages = {"envhive": __version__}
+    for name in names:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return Machine(
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        packages=packages,
+    )
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S")

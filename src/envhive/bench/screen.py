@@ -1,0 +1,87 @@
+"""What a person sees while the lab works: bars, tables, remarks. Only this and the plots need the extra."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from envhive.bench.tables import Table
+from envhive.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Step = Callable[[str, int], None]
+"""Begin the next part: what it is, and how much there is to do in it."""
+Update = Callable[[int, int], None]
+
+
+def need_the_extra() -> None:
+    """Raise, with the one command to type, if the lab's own packages are not installed."""
+    missing = [name for name in ("rich", "matplotlib") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(f'envhive bench needs {" and ".join(missing)}. Type: pip install "envhive[bench]"')
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    return Console(soft_wrap=False, highlight=False)
+
+
+@contextmanager
+def progress(screen: Console, total: int, unit: str) -> Iterator[tuple[Step, Update]]:
+    """Two bars: the parts of the run, and the part that is under way."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True, refresh_per_second=5) as bars:
+        whole = bars.add_task(unit, total=total)
+        part = bars.add_task("", total=None, visible=False)
+        begun = 0
+
+        def step(description: str, size: int) -> None:
+            nonlocal begun
+            bars.update(whole, completed=begun)
+            begun += 1
+            bars.reset(part, total=size or None, description=description, visible=True)
+
+        def update(done: int, failed: int) -> None:
+            bars.update(part, completed=done)
+
+        yield step, update
+        bars.update(whole, completed=begun)
+
+
+def show(screen: Console, table: Table) -> None:
+    """A table that keeps its numbers whole: where the terminal is too narrow for it, a line or two for each row."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    width = sum(
+        max(len(text) for text in (column, *(row[place] for row in table.rows))) + 4
+        for place, column in enumerate(table.columns)
+    )
+    if screen.is_terminal and width > screen.width:
+        screen.print(f"[bold]{table.title}[/]")
+        for row in table.rows:
+            cells = (f"{column} {text}" for column, text in zip(table.columns, row, strict=True) if text != "–")
+            screen.print("  " + " · ".join(cells), markup=False)
+        return
+    wide = Console(file=screen.file, width=max(width, screen.width), highlight=False)
+    drawn = RichTable(box=box.SIMPLE_HEAD)
+    for place, column in enumerate(table.columns):
+        texts = [row[place] for row in table.rows]
+        right = all(text[:1].isdigit() or text == "–" for text in texts)
+        drawn.add_column(column, justify="right" if right else "left", no_wrap=True)
+    for row in table.rows:
+        drawn.add_row(*row)
+    screen.print(f"[bold]{table.title}[/]", soft_wrap=True)
+    wide.print(drawn)
+
+
+def remark(screen: Console, text: str, warning: bool = False) -> None:
+    screen.print(text, style="yellow" if warning else None, markup=False, soft_wrap=True)

@@ -1,0 +1,189 @@
+"""The servers that the lab starts: on a port of their own, perhaps on a core of their own, and always stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final, Self
+
+import msgspec
+
+from envhive.errors import ConfigurationError
+
+_HOST: Final = "127.0.0.1"
+_START_LIMIT_S: Final = 60.0
+_STOP_LIMIT_S: Final = 15.0
+_LOG_TAIL: Final = 600
+_BAD_USAGE: Final = 2
+_SETTINGS: Final = {"HOST", "PORT", "WORKERS", "MAX_CONCURRENT_ENVS", "SESSION_TIMEOUT", "ENABLE_WEB_INTERFACE"}
+_SETTING_PREFIXES: Final = ("ENVHIVE_", "OPENENV_", "PYTHON", "UVICORN_")
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """A server that can be started: its name, its command for a port, and how it says that it is ready."""
+
+    name: str
+    command: Callable[[int], list[str]]
+    environment: Mapping[str, str] = {}
+    processes: int = 1
+    """Processes that serve sessions."""
+    health: str | None = "/health"
+    """Path that answers 200 when the server is ready; None if listening is all there is."""
+
+
+def envhive(target: str, *, max_sessions: int, workers: int = 1, name: str = "EnvHive") -> Recipe:
+    """EnvHive itself, as a person starts it."""
+    script = str(Path(sys.executable).with_name("envhive"))
+
+    def command(port: int) -> list[str]:
+        options = ["--host", _HOST, "--port", str(port), "--max-sessions", str(max_sessions), "--log-level", "warning"]
+        return [script, "serve", target, *options, *(["--workers", str(workers)] if workers > 1 else [])]
+
+    return Recipe(name, command, processes=workers)
+
+
+def bare_picows(name: str = "bare picows") -> Recipe:
+    """The floor: frames sent straight back."""
+    return Recipe(name, lambda port: [sys.executable, "-m", "envhive.bench.echo", str(port)], health=None)
+
+
+class RunningServer:
+    """A server that was started here. A context manager: it is stopped when the block ends, whatever happens."""
+
+    def __init__(self, recipe: Recipe, cores: Sequence[int] = ()) -> None:
+        self.recipe = recipe
+        self.ready_after_s = 0.0
+        self._cores = list(cores)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self.port = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://{_HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative if a signal ended it."""
+        return None if self._process is None else self._process.poll()
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready; raises `ConfigurationError` with the last it said if it is not."""
+        self.port = _free_port()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop
+        cores = set(self._cores)
+        began = time.perf_counter()
+        self._process = subprocess.Popen(
+            self.recipe.command(self.port),
+            env={**clean_environment(), **self.recipe.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C reaches only the lab, which stops the servers in its own order
+            preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
+        )
+        self._wait_until_ready()
+        self.ready_after_s = time.perf_counter() - began
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        try:
+            if process is not None:
+                _stop(process)
+        finally:
+            if self._log is not None:
+                self._log.close()
+                self._log = None
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_LIMIT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise ConfigurationError(
+                    f"{self.recipe.name} ended with code {self._process.returncode} at its start: {self._last_words()}"
+                )
+            if _is_ready(self.port, self.recipe.health):
+                return
+            time.sleep(0.01)
+        raise ConfigurationError(f"{self.recipe.name} was not ready within {_START_LIMIT_S:g} s: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        assert self._log is not None
+        self._log.seek(0)
+        said = self._log.read().decode(errors="replace").strip()[-_LOG_TAIL:]
+        if self.exit_code == _BAD_USAGE:
+            return said.splitlines()[-1] if said else ""  # the line that says what is wrong, without the usage above it
+        return said
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what servers would take their settings from."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _SETTINGS and not name.startswith(_SETTING_PREFIXES)
+    }
+
+
+def _free_port() -> int:
+    """A port below those that outgoing connections are given, so that none of thousands of them takes it first."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        # Without SO_REUSEADDR, so that a port whose last connections still linger is passed over.
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((_HOST, port))
+            return port
+    raise ConfigurationError("There is no free port to start a server on.")
+
+
+def _is_ready(port: int, health: str | None) -> bool:
+    connection = http.client.HTTPConnection(_HOST, port, timeout=5)
+    try:
+        if health is None:
+            connection.connect()
+            return True
+        connection.request("GET", health)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask, wait, insist: in the end nothing of its process group is left."""
+    try:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(_STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,121 @@
+"""The server that is measured: one that the lab starts, and starts again if it dies, or one that runs already."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Final, Self
+
+from envhive.bench import procfs
+from envhive.bench.limits import Budget, allot, cores, is_loopback, local_ports, raise_file_limit, usable_sources
+from envhive.bench.servers import Recipe, RunningServer
+from envhive.errors import ConfigurationError
+
+_DYING_S: Final = 0.5
+
+
+class Subject:
+    """A context manager: what it starts, it stops."""
+
+    def __init__(
+        self,
+        *,
+        url: str | None = None,
+        recipe: Recipe | None = None,
+        pid: int | None = None,
+        pinned_to: Sequence[int] = (),
+    ) -> None:
+        self._given_url = url
+        self._given_pid = pid
+        self._server = None if recipe is None else RunningServer(recipe, pinned_to)
+
+    def __enter__(self) -> Self:
+        if self._server is not None:
+            self._server.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._server is not None:
+            self._server.stop()
+
+    @property
+    def url(self) -> str:
+        if self._server is not None:
+            return self._server.url
+        assert self._given_url is not None
+        return self._given_url
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server, where its use of the machine can be read."""
+        if not procfs.available():
+            return None
+        if self._server is None:
+            return self._given_pid
+        return self._server.pid if self._server.exit_code is None else None
+
+    def died(self, suspected: bool) -> bool:
+        """Whether a server that was started here has ended; a suspicion is given a moment to come true.
+
+        The connections of a dying process end some milliseconds before the process itself.
+        """
+        deadline = time.monotonic() + (_DYING_S if suspected else 0.0)
+        while self._server is not None:
+            if self._server.exit_code is not None:
+                return True
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.01)
+        return False
+
+    @property
+    def ready_after_s(self) -> float:
+        """How long it took to start, if it was started here."""
+        return 0.0 if self._server is None else self._server.ready_after_s
+
+    def revive(self) -> bool:
+        """Start the server again if it died; whether it had."""
+        if self._server is None or self._server.exit_code is None:
+            return False
+        self._server.stop()
+        self._server.start()
+        return True
+
+    def usage(self) -> procfs.Usage | None:
+        return None if self.pid is None else procfs.usage(self.pid)
+
+    def cpu_s(self) -> float | None:
+        return None if self.pid is None else procfs.cpu_seconds(procfs.tree(self.pid))
+
+    def budget(self, sessions: int, processes: int | None) -> Budget:
+        """How so many sessions can be opened from here; raises with one line if they cannot."""
+        return allot(
+            sessions,
+            files=raise_file_limit(),
+            ports=local_ports(),
+            addresses=usable_sources() if is_loopback(self.url) else 0,
+            processes=processes,
+            available_cores=len(cores()),
+            server_processes=None if self._server is None else self._server.recipe.processes,
+        )
+
+
+def check_reachable(url: str) -> None:
+    """A slip in the address is told at once, not counted 16,384 times."""
+    import http.client
+    from urllib.parse import urlsplit
+
+    from envhive.client.transport import websocket_url
+
+    try:
+        parts = urlsplit(websocket_url(url))
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    kind = http.client.HTTPSConnection if parts.scheme == "wss" else http.client.HTTPConnection
+    with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=10)) as connection:
+        try:
+            connection.request("GET", parts.path.removesuffix("/ws") + "/health")
+            connection.getresponse().read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigurationError(f"No server answers at {url}: {error or type(error).__name__}.") from None

@@ -1,0 +1,200 @@
+"""Results as tables: rows of text first, so that terminal and report show the same."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from envhive.bench.load import BUSY
+from envhive.bench.records import Run, SteadyWindow, StormCell
+from envhive.bench.stats import SUCCESS_GOAL, median
+from envhive.bench.storm import max_batches
+
+_DISTURBED: Final = 0.3
+"""Cores that other programs may use before a measurement beside them is in doubt."""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A title, the names of the columns, and rows of text."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person reads them.
+
+    Example:
+        >>> duration(0.000234), duration(0.0123), duration(3.21), duration(None)
+        ('0.23 ms', '12.3 ms', '3.21 s', '–')
+    """
+    if seconds is None:
+        return "–"
+    if seconds < 0.01:
+        return f"{seconds * 1e3:.2f} ms"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def size(number: float | None) -> str:
+    """Bytes as a person reads them.
+
+    Example:
+        >>> size(15_000), size(52_000_000)
+        ('15.0 kB', '52.0 MB')
+    """
+    if number is None:
+        return "–"
+    return f"{number / 1e3:.1f} kB" if abs(number) < 1e6 else f"{number / 1e6:.1f} MB"
+
+
+def share(number: float) -> str:
+    """A share of one; never rounded up to all of it.
+
+    Example:
+        >>> share(0.99996), share(1.0), share(0.469)
+        ('99.9 %', '100 %', '46.9 %')
+    """
+    return "100 %" if number >= 1 else f"{int(number * 1000) / 10:.1f} %"
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def storm_table(run: Run) -> Table:
+    """A row for each cell of the grid, the median of its repetitions; success is the worst of them."""
+    groups: dict[tuple[str, float, int], list[StormCell]] = defaultdict(list)
+    for cell in run.cells():
+        groups[cell.mode, cell.wait_s, cell.sessions].append(cell)
+    columns = ["mode", "wait", "sessions", "success", "connect p50", "reset p50", "step p50", "p50", "p90", "p99"]
+    columns += ["req/s", "concurrency", "sessions/core", "load CPU", "errors"]
+    rows = []
+    for (mode, wait_s, sessions), cells in sorted(groups.items()):
+        times = [cell for cell in cells if cell.whole.count]
+        phases = [[getattr(cell, phase).p50 for cell in times] for phase in ("connect", "reset", "step", "whole")]
+        tails = [[cell.whole.p90 for cell in times], [cell.whole.p99 for cell in times]]
+        per_core = [cell.sessions_per_core for cell in cells if cell.sessions_per_core is not None]
+        rows.append(
+            [
+                mode,
+                f"{wait_s:g} s",
+                f"{sessions:,}",
+                share(min(cell.success for cell in cells)),
+                *(duration(median(values) if values else None) for values in phases + tails),
+                number(median(cell.requests_per_s for cell in cells)),
+                number(median(cell.concurrency for cell in cells)),
+                number(median(per_core) if per_core else None),
+                share(max(cell.load_cpu for cell in cells)),
+                errors_of(cells),
+            ]
+        )
+    return Table(f"Storm: {run.info.label}", columns, rows)
+
+
+def max_batch_table(run: Run) -> Table:
+    rows = []
+    for (mode, wait_s), batch in sorted(max_batches(run.cells()).items()):
+        cores = run.info.server_cores
+        rows.append(
+            [mode, f"{wait_s:g} s", f"{batch:,}" if batch else "none", number(batch / cores if cores else None)]
+        )
+    return Table(
+        f"Max batch: the largest with {SUCCESS_GOAL:.0%} success in every repetition",
+        ["mode", "wait", "max batch", "per core"],
+        rows,
+    )
+
+
+def steady_table(run: Run) -> Table:
+    columns = ["sessions", "loop", "success", "steps/s", "p50", "p90", "p99", "p99.9", "server CPU/step"]
+    columns += ["server CPU", "memory/session", "opened/s", "load CPU", "errors"]
+    return Table(f"Steady: {run.info.label}", columns, [_steady_row(window) for window in run.windows()])
+
+
+def _steady_row(window: SteadyWindow) -> list[str]:
+    latency = window.latency
+    times = [latency.p50, latency.p90, latency.p99, latency.p999] if latency.count else [None] * 4
+    return [
+        f"{window.sessions:,}",
+        loop_of(window),
+        share(window.success),
+        number(window.steps_per_s),
+        *map(duration, times),
+        "–" if window.cpu_us_per_step is None else f"{window.cpu_us_per_step:.1f} µs",
+        "–" if window.server_cpu is None else f"{window.server_cpu:.2f} cores",
+        size(window.memory_per_session),
+        number(window.opened_per_s),
+        share(window.load_cpu),
+        errors_of([window]),
+    ]
+
+
+def loop_of(window: SteadyWindow) -> str:
+    """How the steps came: at a fixed rate, or each after the last."""
+    if window.rate is not None:
+        return f"open, {window.rate:,.0f}/s"
+    return f"closed, think {window.think_s:g} s" if window.think_s else "closed"
+
+
+def knee_tables(run: Run) -> list[Table]:
+    rows = [
+        [verdict.ramp, number(verdict.held), number(verdict.broke), verdict.why, verdict.resource, verdict.evidence]
+        for verdict in run.verdicts()
+    ]
+    columns = ["ramp of", "held", "broke at", "what broke", "for want of", "evidence"]
+    return [steady_table(run), Table("The knee", columns, rows)]
+
+
+def tables_of(run: Run) -> list[Table]:
+    """The tables of a run, whatever kind it is."""
+    if run.info.kind == "storm":
+        return [storm_table(run), max_batch_table(run)]
+    if run.info.kind == "steady":
+        return [steady_table(run)]
+    if run.info.kind == "knee":
+        return knee_tables(run)
+    from envhive.bench.compare import compare_table
+
+    return [compare_table(run)]
+
+
+def errors_of(results: Iterable[StormCell | SteadyWindow]) -> str:
+    """The kinds of errors with their counts, the most frequent first."""
+    total: Counter[str] = Counter()
+    died = False
+    for result in results:
+        total.update(result.errors)
+        died |= result.server_died
+    said = [f"{count}× {kind}" for kind, count in total.most_common(3)]
+    said += [f"{len(total) - 3} more kinds"] if len(total) > 3 else []
+    return ", ".join((["server died"] if died else []) + said) or "–"
+
+
+def warnings_of(results: Sequence[object]) -> list[str]:
+    """What makes the figures say less than they seem to."""
+    said = []
+    busy = [result.load_cpu for result in results if isinstance(result, (StormCell, SteadyWindow))]
+    if max(busy, default=0) > BUSY:
+        said.append(
+            f"The load generator was the bottleneck: a load process used {max(busy):.0%} of a core. Give it more "
+            f"--processes on more cores, or trust only the server's CPU per step."
+        )
+    windows = [result for result in results if isinstance(result, SteadyWindow)]
+    measured = [result for result in results if isinstance(result, (StormCell, SteadyWindow))]
+    others = [result.other_cpu for result in measured if result.other_cpu is not None]
+    if max(others, default=0.0) > _DISTURBED:
+        said.append(
+            f"Other programs used up to {max(others):.1f} cores of this machine meanwhile. Repeat it without them: on "
+            f"a machine that others load, even a server's CPU per step has been seen to double."
+        )
+    late = [window.lag.p99 for window in windows if window.lag.count]
+    if max(late, default=0.0) > 0.005:
+        said.append(
+            f"The load generator sent steps late (p99 {duration(max(late))}), which the latencies include: "
+            f"the machine has too few cores for load and server."
+        )
+    return said

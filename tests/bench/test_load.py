@@ -1,0 +1,109 @@
+"""The parts of the load generator that need no server: windows, alarms, kinds of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+
+from envhive.bench.alarm import Alarm
+from envhive.bench.dial import Dialer, error_of, kind_of
+from envhive.bench.jobs import Drive, Progress, clock, decode_answer, encode_answer, pack, unpack
+from envhive.bench.jobs import durations as some
+from envhive.bench.pacing import Window
+from envhive.bench.storming import http_requests
+
+
+def window(rate: float | None = None) -> Window:
+    return Window(Drive("{}", warm_up_at=9.0, begin_at=10.0, seconds=1.0, rate=rate))
+
+
+def test_in_the_open_loop_a_step_counts_for_the_window_it_was_due_in_however_late_it_is_answered() -> None:
+    measured = window(rate=10)
+    measured.answered(9.9, 10.5, None)  # due in the warm-up
+    measured.answered(10.9, 14.0, None)
+    assert measured.steps == 1
+    assert list(measured.latencies) == pytest.approx([3.1])
+
+
+def test_in_the_closed_loop_a_stall_that_outlasts_the_window_is_not_left_out() -> None:
+    measured = window()
+    measured.answered(9.5, 12.0, None)
+    assert measured.steps == 0
+    assert list(measured.latencies) == pytest.approx([2.5])
+    measured.answered(11.5, 12.5, None)  # after the window
+    measured.answered(9.0, 9.5, None)  # before it
+    assert len(measured.latencies) == 1
+
+
+def test_an_error_is_a_step_that_was_answered_badly() -> None:
+    measured = window()
+    measured.answered(10.1, 10.2, "EXECUTION_ERROR")
+    assert (measured.steps, dict(measured.errors)) == (1, {"EXECUTION_ERROR": 1})
+
+
+def test_an_alarm_rings_in_time_and_again() -> None:
+    async def ring_thrice() -> list[float]:
+        late: list[float] = []
+        done = asyncio.Event()
+        due = clock() + 0.002
+
+        def ring() -> None:
+            nonlocal due
+            late.append(clock() - due)
+            due = clock() + 0.002
+            alarm.set(due) if len(late) < 3 else done.set()
+
+        with Alarm(ring) as alarm:
+            alarm.set(due)
+            await asyncio.wait_for(done.wait(), 5)
+        return late
+
+    assert min(asyncio.run(ring_thrice())) >= 0
+
+
+def test_an_alarm_for_the_past_rings_at_once() -> None:
+    async def ring() -> None:
+        rang = asyncio.Event()
+        with Alarm(rang.set) as alarm:
+            alarm.set(0.0)
+            await asyncio.wait_for(rang.wait(), 5)
+
+    asyncio.run(ring())
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "refused"),
+        (ConnectionResetError(), "reset by the server"),
+        (OSError(errno.EADDRNOTAVAIL, "none"), "no port left here"),
+        (OSError(errno.EMFILE, "none"), "no file descriptor left here"),
+        (TimeoutError(), "timed out"),
+        (ValueError("x"), "ValueError"),
+    ],
+)
+def test_errors_are_counted_by_kind(error: Exception, kind: str) -> None:
+    assert kind_of(error) == kind
+
+
+def test_error_replies_are_told_by_their_code() -> None:
+    assert error_of(b'{"type":"observation","data":{}}') is None
+    assert error_of(b'{"type":"error","data":{"code":"CAPACITY_REACHED"}}') == "CAPACITY_REACHED"
+    assert error_of(b'{"type":"error","data":{}}') == "error"
+    assert error_of(b"[1]") == "reply makes no sense"
+
+
+def test_requests_over_http_go_below_the_servers_prefix() -> None:
+    reset, step = http_requests(Dialer("http://host:80/echo", []), '{"message": "ü"}')
+    assert reset.startswith(b"POST /echo/reset HTTP/1.1\r\nHost: host:80\r\n")
+    head, body = step.split(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}".encode() in head
+
+
+def test_durations_and_answers_survive_the_way_between_processes() -> None:
+    values = some()
+    values.extend([0.5, 2.0])
+    assert list(unpack(pack(values))) == [0.5, 2.0]
+    assert decode_answer(encode_answer(Progress(3, 1))) == Progress(3, 1)

@@ -1,0 +1,201 @@
+"""Each command once, small, against real servers on the loopback interface: sane figures, not fast ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envhive.bench import procfs
+from envhive.bench.records import Run, load_run
+from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
+
+pytestmark = pytest.mark.integration
+
+REPOSITORY = Path(__file__).parents[2]
+MORTAL = """
+import os
+from envhive import Action, Environment, Observation, State
+
+
+class Mortal(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None):
+        return Observation()
+
+    def step(self, action):
+        os._exit(3)
+
+    @property
+    def state(self):
+        return State()
+"""
+
+
+def environ() -> dict[str, str]:
+    return plain_environ(ENVHIVE_PEER_CACHE=str(REPOSITORY / ".cache" / "peers"))
+
+
+def bench(folder: Path, *arguments: str, limit_s: float = 120) -> tuple[Run, str]:
+    """Run a command that must succeed; what it recorded, and what it printed."""
+    done = subprocess.run(
+        [ENVHIVE, "bench", *arguments, "--out", "run"],
+        cwd=folder,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert (folder / "run" / "report.html").exists()
+    return load_run(folder / "run"), done.stdout
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running() -> Iterator[None]:
+    yield
+    assert procfs.tree(os.getpid()) == [os.getpid()]
+
+
+@pytest.mark.parametrize("mode", ["ws", "http"])
+def test_a_storm_on_a_server_of_its_own(mode: str, tmp_path: Path) -> None:
+    arguments = ("--sessions", "4,16", "--waits", "0.2", "--repetitions", "2", "--mode", mode, "--label", "here")
+    run, printed = bench(tmp_path, "storm", "--serve", "benchmark", *arguments)
+    assert [cell.sessions for cell in run.cells()] == [4, 4, 16, 16]
+    for cell in run.cells():
+        assert cell.success == 1
+        assert cell.errors == {}
+        assert 0.2 <= cell.step.p50 <= cell.whole.p50 <= cell.whole.p99 <= cell.wall_s + 0.01
+        assert cell.concurrency <= cell.sessions
+        assert cell.server_cpu_s is not None
+    assert "Max batch" in printed
+    assert "16" in printed
+    assert (tmp_path / "run" / "max_batch.png").exists()
+
+
+def test_a_storm_of_two_processes_on_a_running_server_that_is_too_small(tmp_path: Path) -> None:
+    with envhive_serve("benchmark-async", "--max-sessions", "6") as server:
+        arguments = ("--sessions", "12", "--waits", "0.5", "--repetitions", "1", "--processes", "2")
+        run, printed = bench(tmp_path, "storm", "--url", server.url, *arguments, "--pid", str(server.process.pid))
+    (cell,) = run.cells()
+    assert cell.success == 0.5
+    assert cell.errors == {"CAPACITY_REACHED": 6}
+    assert cell.load_processes == 2
+    assert cell.server_memory
+    assert "none" in printed
+
+
+def test_a_server_that_dies_is_a_result(tmp_path: Path) -> None:
+    (tmp_path / "mortal.py").write_text(MORTAL)
+    arguments = ("--sessions", "4", "--repetitions", "2", "--action", "{}")
+    run, printed = bench(tmp_path, "storm", "--serve", "mortal:Mortal", *arguments)
+    assert [cell.success for cell in run.cells()] == [0, 0]
+    assert all(cell.server_died and sum(cell.errors.values()) == 4 for cell in run.cells())
+    assert "server died" in printed
+    assert "started again" in printed
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    command = [ENVHIVE, "bench", "storm", "--serve", "benchmark-async", "--sessions", "4", "--waits", "0.3"]
+    process = subprocess.Popen(
+        [*command, "--repetitions", "100", "--out", "run"],
+        cwd=tmp_path,
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    results = tmp_path / "run" / "results.jsonl"
+    deadline = time.monotonic() + 60
+    while not results.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in printed
+    assert "Max batch" in printed
+    assert "Traceback" not in printed
+    assert load_run(tmp_path / "run").cells()
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_steady_in_a_closed_loop(tmp_path: Path) -> None:
+    run, _ = bench(
+        tmp_path, "steady", "--serve", "benchmark", "--sessions", "2,8", "--seconds", "0.6", "--warm-up", "0.2"
+    )
+    assert [window.sessions for window in run.windows()] == [2, 8]
+    for window in run.windows():
+        assert window.success == 1
+        assert window.opened == window.sessions
+        assert window.steps > window.sessions
+        assert 0 < window.latency.p50 <= window.latency.p99 <= window.latency.p999
+        assert window.cpu_us_per_step is not None
+        assert window.server_threads
+
+
+def test_thinking_and_a_fixed_rate_set_the_pace(tmp_path: Path) -> None:
+    with envhive_serve("benchmark-async") as server:
+        common = ("--url", server.url, "--sessions", "10", "--seconds", "1", "--warm-up", "0.3")
+        for name, arguments, expected in [("think", ("--think", "0.2"), 50), ("rate", ("--rate", "100"), 100)]:
+            (tmp_path / name).mkdir()
+            run, _ = bench(tmp_path / name, "steady", *common, *arguments)
+            (window,) = run.windows()
+            assert window.cpu_us_per_step is None  # the server's process was not named
+            assert window.steps_per_s <= expected * 1.3
+            assert window.unanswered == 0
+        assert window.latency.count == 100  # every step that was due, not only those that were answered in time
+
+
+def test_a_rate_that_the_server_cannot_keep_shows_as_latency(tmp_path: Path) -> None:
+    with envhive_serve("benchmark-async") as server:
+        arguments = ("--sessions", "2", "--rate", "40", "--seconds", "1", "--warm-up", "0")
+        action = ("--action", '{"wait_seconds": 0.1}')  # two sessions can do 20 a second
+        run, _ = bench(tmp_path, "steady", "--url", server.url, *arguments, *action)
+    (window,) = run.windows()
+    assert window.latency.count == 40
+    assert window.latency.largest > 0.5  # of which the step itself is a fifth at most
+
+
+def test_the_knee_of_a_server_with_few_places_is_its_limit(tmp_path: Path) -> None:
+    with envhive_serve("benchmark-async", "--max-sessions", "5") as server:
+        arguments = ("--start", "4", "--limit", "16", "--think", "0.1", "--seconds", "0.5", "--p99", "5")
+        run, printed = bench(tmp_path, "knee", "--url", server.url, *arguments, "--refinements", "1")
+    (verdict,) = run.verdicts()
+    assert (verdict.held, verdict.resource) == (4, "session limit")
+    assert "CAPACITY_REACHED" in printed
+
+
+def test_runs_are_drawn_together(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        arguments = ("--sessions", "2", "--waits", "0", "--repetitions", "1", "--label", f"box {name}")
+        bench(tmp_path / name, "storm", "--serve", "benchmark-async", *arguments)
+    command = [ENVHIVE, "bench", "plot", "one/run", "two/run", "--out", "both", "--label", "renamed"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "renamed" in page
+    assert "box two" in page
+    assert "box one" not in page.split("<img")[0].replace("&#x27;box one&#x27;", "")
+
+
+@pytest.mark.skipif(not procfs.available(), reason="there is no /proc here")
+def test_a_quick_comparison_with_the_peer(tmp_path: Path) -> None:
+    run, printed = bench(
+        tmp_path, "compare", "--peer", "openenv", "--quick", "--sessions", "8", "--seconds", "0.5", limit_s=1500
+    )
+    found = {(figure.server, figure.metric) for figure in run.figures()}
+    for server in ("openenv sync", "EnvHive sync", "openenv async", "EnvHive async", "bare picows"):
+        for metric in ("CPU per step, 8 sessions", "steps/s, 8 sessions", "memory per idle session", "ready after"):
+            assert (server, metric) in found
+    assert all(figure.value > 0 for figure in run.figures() if figure.metric != "memory per idle session")
+    assert "ours/peer" in printed
+    assert (tmp_path / "run" / "beside_the_peer.png").exists()

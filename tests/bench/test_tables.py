@@ -1,0 +1,82 @@
+"""Results in words and numbers."""
+
+from __future__ import annotations
+
+from envhive.bench.compare import compare_table, spread_of
+from envhive.bench.records import Figure, Run
+from envhive.bench.stats import summarise
+from envhive.bench.tables import max_batch_table, steady_table, storm_table, tables_of, warnings_of
+from tests.bench import samples
+
+
+def test_every_kind_of_run_has_tables_whose_rows_fit_their_columns() -> None:
+    for run in samples.runs():
+        for table in tables_of(run):
+            assert table.rows
+            assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+def test_a_storm_shows_the_worst_success_and_what_went_wrong() -> None:
+    cells = [samples.cell(64), samples.cell(64, 0.5, repetition=2, server_died=True)]
+    (row,) = storm_table(Run(samples.info(), [*cells])).rows
+    assert row[2:4] == ["64", "50.0 %"]
+    assert row[-1] == "server died, 3× refused"
+
+
+def test_the_max_batch_is_told_for_each_wait_and_per_core() -> None:
+    cells = [samples.cell(32), samples.cell(128), samples.cell(512, 0.5), samples.cell(32, 0.0, wait_s=5.0)]
+    assert max_batch_table(Run(samples.info(), [*cells])).rows == [
+        ["ws", "1 s", "128", "64"],
+        ["ws", "5 s", "none", "0.00"],
+    ]
+    assert max_batch_table(Run(samples.info(server_cores=None), [cells[0]])).rows == [["ws", "1 s", "32", "–"]]
+
+
+def test_what_is_not_known_of_a_server_elsewhere_is_left_open() -> None:
+    window = samples.window(cpu_us_per_step=None, server_cpu=None, memory_per_session=None)
+    (row,) = steady_table(Run(samples.info("steady"), [window])).rows
+    assert row[8:11] == ["–", "–", "–"]
+
+
+def test_success_counts_sessions_that_never_opened_and_steps_that_failed() -> None:
+    assert samples.window().success == 1
+    assert samples.window(opened=32).success == 0.5
+    assert samples.window(errors={"EXECUTION_ERROR": 100}).success == 0.9
+    assert samples.window(unanswered=1000).success == 0.5
+    assert samples.window(steps=0).success == 0
+
+
+def test_a_comparison_shows_ratios_of_medians_in_a_fixed_order() -> None:
+    table = compare_table(Run(samples.info("compare"), samples.figures()))
+    assert [row[0] for row in table.rows] == [
+        "CPU per step, 64 sessions",
+        "CPU per step, 512 sessions",
+        "memory per idle session",
+        "client import",
+    ]
+    assert table.rows[0][-3:] == ["1/10.0", "1/12.0", "1.25 ×"]
+    assert table.rows[-1][-3:] == ["1/20.0", "–", "–"]
+
+
+def test_a_comparison_says_how_far_its_rounds_lie_apart() -> None:
+    figures = samples.figures()
+    assert "One round only" in spread_of(Run(samples.info("compare"), figures))
+    again = [
+        Figure(figure.server, figure.metric, figure.value * 3, 2) for figure in figures if isinstance(figure, Figure)
+    ]
+    assert "No round was further than 50%" in spread_of(Run(samples.info("compare"), [*figures, *again]))
+
+
+def test_a_load_generator_that_was_the_bottleneck_says_so() -> None:
+    assert warnings_of([samples.cell(), samples.window()]) == []
+    (said,) = warnings_of([samples.cell(load_cpu=0.95)])
+    assert "load generator was the bottleneck" in said
+
+
+def test_steps_sent_late_and_busy_neighbours_are_told() -> None:
+    (late,) = warnings_of([samples.window(lag=summarise([0.05]))])
+    assert "sent steps late" in late
+    (busy,) = warnings_of([samples.window(machine_cpu=1.9, server_cpu=0.5, load_cpu=0.2)])
+    assert "Other programs" in busy
+    (busy,) = warnings_of([samples.cell(other_cpu=0.9)])
+    assert "0.9 cores" in busy
