@@ -409,6 +409,12 @@ class LaneContract:
         reply = ask(ws, {"type": "mcp", "data": call})
         assert (reply["type"], reply["data"]["id"], reply["data"]["error"]["code"]) == ("mcp", 7, -32603)
 
+    def test_the_mcp_socket_answers_each_frame_in_json_rpc(self, shared_server: Running) -> None:
+        with shared_server.connect("/mcp") as ws:
+            assert ask(ws, "nonsense")["error"]["code"] == -32700
+            assert ask(ws, {"jsonrpc": "2.0", "id": 3, "method": "tools/list"})["error"]["code"] == -32603
+            assert ask(ws, {"jsonrpc": "2.0", "id": 4, "method": "what"})["id"] == 4
+
     def test_attaching_to_an_unknown_session_is_a_session_error(self, server: Running) -> None:
         with server.connect("/ws?session_id=nobody") as ws:
             reply = receive(ws)

@@ -10,7 +10,7 @@ from fastapi import FastAPI, WebSocket
 
 from envhive import __version__
 from envhive.environment import Environment
-from envhive.server.asgi_lane import serve_websocket
+from envhive.server.asgi_lane import serve_mcp_websocket, serve_websocket
 from envhive.server.blueprint import Blueprint
 from envhive.server.config import as_mode, config_for_app
 from envhive.server.hive import Hive
@@ -58,6 +58,11 @@ class HTTPEnvServer:
         async def ws(websocket: WebSocket) -> None:
             """One connection, one session, one environment."""
             await serve_websocket(websocket, self.hive)
+
+        @app.websocket("/mcp")
+        async def mcp_ws(websocket: WebSocket) -> None:
+            """JSON-RPC calls of the Model Context Protocol, one a frame."""
+            await serve_mcp_websocket(websocket)
 
         app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)
 

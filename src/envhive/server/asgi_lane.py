@@ -10,6 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from envhive.errors import EnvHiveError, SessionError
 from envhive.server.hive import Hive
+from envhive.server.mcp import answer_mcp_text
 from envhive.server.session import NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
 from envhive.wire.codec import encode_error_reply
 
@@ -38,6 +39,14 @@ async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
     else:
         await websocket.accept()
         await AsgiConnection(websocket, hive).run()
+
+
+async def serve_mcp_websocket(websocket: WebSocket) -> None:
+    """JSON-RPC calls of the Model Context Protocol, one a frame."""
+    await websocket.accept()
+    while (message := await websocket.receive())["type"] != "websocket.disconnect":
+        frame = message.get("text")
+        await websocket.send_text(answer_mcp_text(message.get("bytes") or b"" if frame is None else frame).decode())
 
 
 async def _refuse(websocket: WebSocket, error: EnvHiveError) -> None:

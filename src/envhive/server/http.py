@@ -13,13 +13,12 @@ from fastapi import Body, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from envhive.errors import EnvHiveError, InvalidJSONError, InvalidMessageError
+from envhive.errors import EnvHiveError, InvalidMessageError
 from envhive.server.hive import Hive
-from envhive.server.mcp import answer_mcp
+from envhive.server.mcp import answer_mcp_text
 from envhive.server.tasks import register_task_routes
 from envhive.types import EnvironmentMetadata, HealthStatus, ServerMode
-from envhive.wire.codec import decode_value, error_data
-from envhive.wire.jsonrpc import PARSE_ERROR, JsonRpcError, encode_error
+from envhive.wire.codec import error_data
 
 
 class ResetRequest(BaseModel):
@@ -165,8 +164,4 @@ def _register_mcp(app: FastAPI) -> None:
     @app.post("/mcp", tags=["MCP"])
     async def mcp(request: Request) -> Response:
         """JSON-RPC calls of the Model Context Protocol."""
-        try:
-            document = decode_value(await request.body())
-        except InvalidJSONError:
-            return _json(encode_error(JsonRpcError(PARSE_ERROR, "Parse error")))
-        return _json(answer_mcp(document))
+        return _json(answer_mcp_text(await request.body()))

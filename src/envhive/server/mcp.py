@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from envhive.errors import InvalidJSONError
+from envhive.wire.codec import decode_value
 from envhive.wire.jsonrpc import (
     INTERNAL_ERROR,
     METHOD_NOT_FOUND,
+    PARSE_ERROR,
     JsonRpcError,
     JsonRpcRequest,
     encode_error,
@@ -22,6 +25,15 @@ def answer_mcp(document: Any, session_id: str | None = None) -> bytes:
         return encode_result(_answer(request, session_id), request.id)
     except JsonRpcError as error:
         return encode_error(error)
+
+
+def answer_mcp_text(text: str | bytes) -> bytes:
+    """The response to a JSON-RPC call as it came, JSON or not."""
+    try:
+        document = decode_value(text)
+    except InvalidJSONError:
+        return encode_error(JsonRpcError(PARSE_ERROR, "Parse error"))
+    return answer_mcp(document)
 
 
 def _answer(request: JsonRpcRequest, session_id: str | None) -> Any:
