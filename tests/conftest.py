@@ -1,0 +1,17 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SLOW = (HERE / "client", HERE / "cli", HERE / "test_docs.py")
+"""Tests that start hundreds of servers between them, or whole processes. `scripts/check` leaves them out."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.path.is_relative_to(place) for place in SLOW):
+            item.add_marker("slow")
