@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from envhive import Observation, create_app
+from envhive import HTTPEnvServer, Observation, create_app
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
 
 
@@ -81,6 +82,26 @@ def test_http_calls_count_in_the_capacity(env: type[Counting]) -> None:
             assert (reply.json()["active_sessions"], reply.json()["max_sessions"]) == (1, 1)
         # The place is free when the environment is closed, which is soon.
         assert any(client.post("/reset").status_code == 200 for _ in range(500))
+
+
+def test_a_server_tells_of_its_capacity_and_of_each_session(env: type[Counting]) -> None:
+    app = FastAPI()
+    server = HTTPEnvServer(env, Move, Seen, max_concurrent_envs=3)
+    server.register_routes(app, mode="simulation")
+    with TestClient(app) as client, client.websocket_connect("/ws") as ws:
+        ws.send_json({"type": "reset"})
+        ws.receive_json()
+        ws.send_json({"type": "step", "data": {"by": 2}})
+        ws.receive_json()
+        status = server.get_capacity_status()
+        assert (status.active_sessions, status.available_slots, status.is_at_capacity) == (1, 2, False)
+        assert (server.active_sessions, server.max_concurrent_envs) == (1, 3)
+        (listed,) = client.get("/sessions").json()
+        info = server.get_session_info(listed["session_id"])
+        assert info is not None
+        assert (info.step_count, info.environment_type) == (1, "CountingEnvironment")
+        assert info.created_at <= info.last_activity_at
+        assert server.get_session_info("nobody") is None
 
 
 def test_health_metadata_and_schema(http: TestClient) -> None:

@@ -120,7 +120,7 @@ class Dialer:
                 dialled.bind((self._sources[self._turn], 0))
             dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().sock_connect(dialled, self._address)
-        except BaseException:
+        except BaseException:  # a cancelled dial too: its descriptor goes back
             dialled.close()
             raise
         self._dialled.append(dialled)

@@ -70,7 +70,7 @@ class RunningServer:
     def __enter__(self) -> Self:
         try:
             self.start()
-        except BaseException:
+        except BaseException:  # Ctrl-C too: a half-started server is still stopped
             self.stop()
             raise
         return self

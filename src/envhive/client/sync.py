@@ -95,6 +95,6 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     future = asyncio.run_coroutine_threadsafe(coroutine, _background.loop())
     try:
         return future.result()
-    except BaseException:
-        future.cancel()  # Ctrl-C: nobody waits for the reply any longer
+    except BaseException:  # Ctrl-C too: whatever ends the wait, nobody waits for the reply any longer
+        future.cancel()
         raise

@@ -23,7 +23,7 @@ Entry = tuple[AsyncJob, tuple[Any, ...], Done]
 if sys.version_info >= (3, 12):
     _current_task = asyncio.current_task
 else:
-    # Before 3.12 it is written in Python, and looks into this dict; 0.2 µs a step.
+    # Before 3.12 it is written in Python, and looks into this dict: 0.13 against 0.05 µs a step.
     _current_task = asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
 
 

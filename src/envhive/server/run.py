@@ -29,7 +29,7 @@ from envhive.server.upgrade import FastLaneProtocol
 _BACKLOG: Final = 4096
 _FORCED_EXIT: Final = 1
 _YOUNG_OBJECTS: Final = 20_000
-"""Objects made before Python looks for cycles among them; its default of 700 costs 4 % of the CPU of a busy server."""
+"""Objects made before Python looks for cycles among them; its default of 700 is for smaller programs."""
 
 
 class _ImpatientExecutor(ThreadPoolExecutor):

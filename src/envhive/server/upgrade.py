@@ -90,7 +90,7 @@ class FastLaneProtocol(WebSocketsSansIOProtocol):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Drop what is no longer needed now, not when Python next looks for cycles: 12 kB a session until then."""
+        """Drop what is no longer needed now, not when Python next looks for cycles: 14 kB a session until then."""
         if self._http is not None:
             self._http.parser = None
         self._http = None

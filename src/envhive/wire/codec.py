@@ -161,7 +161,7 @@ _observation_serializers: dict[type, SchemaSerializer | None] = {}
 def encode_observation(observation: Any) -> bytes:
     """The reply with an observation: its fields, with `reward` and `done` beside them, and `metadata` if there is any.
 
-    Pydantic writes the fields straight to JSON: 0.6 µs for a small observation, against 2 µs by way of a dict.
+    Pydantic writes the fields straight to JSON: 0.7 µs for a small observation, against 1.8 µs by way of a dict.
     """
     cls = type(observation)
     try:
