@@ -63,7 +63,10 @@ class Calls:
             raise attribute(error, "reset") from error
 
     def step(self, env: Any, plan: MethodPlan, action: bytes, keywords: Keywords) -> bytes:
-        parsed = self.parse_action(action)
+        try:
+            parsed = self._parse_action(action)
+        except Exception as error:
+            raise _refused(error, action) from error
         try:
             method = getattr(env, plan.name)
             return encode_observation(method(parsed, **plan.select(keywords)) if keywords else method(parsed))
@@ -71,7 +74,10 @@ class Calls:
             raise attribute(error, "step") from error
 
     async def step_async(self, env: Any, plan: MethodPlan, action: bytes, keywords: Keywords) -> bytes:
-        parsed = self.parse_action(action)
+        try:
+            parsed = self._parse_action(action)
+        except Exception as error:
+            raise _refused(error, action) from error
         try:
             method = getattr(env, plan.name)
             return encode_observation(await (method(parsed, **plan.select(keywords)) if keywords else method(parsed)))
@@ -112,11 +118,15 @@ class Calls:
         """The action in a JSON document; raises `InvalidMessageError`, also for what a validator raises."""
         try:
             return self._parse_action(action)
-        except ValidationError as error:
-            raise validation_failure(error, len(action)) from None
-        except Exception as error:  # a validator of the author's own may raise anything
-            problem = {"type": type(error).__name__, "loc": [], "msg": describe(error)}
-            raise InvalidMessageError("Invalid message", [problem]) from error
+        except Exception as error:
+            raise _refused(error, action) from error
+
+
+def _refused(error: Exception, action: bytes) -> InvalidMessageError:
+    if isinstance(error, ValidationError):
+        return validation_failure(error, len(action))
+    # A validator of the author's own may raise anything.
+    return InvalidMessageError("Invalid message", [{"type": type(error).__name__, "loc": [], "msg": describe(error)}])
 
 
 def action_parser(action_cls: type[Any]) -> ActionParser:

@@ -8,9 +8,12 @@ Once `upgrade.py` has taken a connection over from uvicorn, ASGI is out of the p
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from time import monotonic
+from typing import Any, ClassVar, Final
+from weakref import WeakKeyDictionary
 
 from picows import (
     WSAutoPingStrategy,
@@ -31,6 +34,8 @@ from envhive.server.hive import Hive
 from envhive.server.session import GOING_AWAY, NORMAL_CLOSURE, TRY_AGAIN_LATER, Phase, Session
 from envhive.wire.codec import encode_error_reply
 
+logger: Final = logging.getLogger("envhive.server")
+
 _TEXT: Final = WSMsgType.TEXT
 _BINARY: Final = WSMsgType.BINARY
 _CONTINUATION: Final = WSMsgType.CONTINUATION
@@ -39,6 +44,8 @@ _CLOSE: Final = WSMsgType.CLOSE
 _READ_BUFFER: Final = 2048
 _LINGER_S: Final = 5.0
 """How long a closed connection waits for the peer's own close before it is cut."""
+_LONGEST_DELAY_S: Final = 0.001
+"""How long a reply may wait for the others of the same turn of the event loop."""
 _LONGEST_REASON: Final = 123
 """Bytes that a close frame has room for."""
 
@@ -52,6 +59,47 @@ class Upgrade:
     early: bytes
 
 
+class Outbox:
+    """Replies on their way out, sent together at the end of a turn of the event loop.
+
+    Sending each at once wakes the program on the other side for every single one, which it then sleeps
+    through again, and interrupts the run of Python code by the kernel's: a third more CPU a step, measured
+    with one client program of 64 sessions.
+    """
+
+    __slots__ = ("_frames", "_since")
+
+    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._frames: list[tuple[WSTransport, bytes]] = []
+        self._since = 0.0
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Outbox:
+        """The one that all connections of an event loop share."""
+        return cls._all.get(loop) or cls._all.setdefault(loop, cls())
+
+    def add(self, ws: WSTransport, frame: bytes) -> None:
+        frames = self._frames
+        if not frames:
+            asyncio.get_running_loop().call_soon(self.flush)
+            self._since = monotonic()
+            frames.append((ws, frame))
+            return
+        frames.append((ws, frame))
+        if monotonic() - self._since > _LONGEST_DELAY_S:
+            self.flush()  # the steps of this turn take long: those who have their reply need not wait for the rest
+
+    def flush(self) -> None:
+        frames, self._frames = self._frames, []
+        for ws, frame in frames:
+            try:
+                ws.send(_TEXT, frame)
+            except Exception:  # whatever it is, the others are to get theirs
+                logger.exception("A reply could not be sent")
+
+
 class FastConnection(WSListener):
     """One WebSocket connection on picows: the outlet of its session."""
 
@@ -61,6 +109,7 @@ class FastConnection(WSListener):
         "_held",
         "_hive",
         "_listening",
+        "_outbox",
         "_parts",
         "_parts_size",
         "_refusal",
@@ -77,6 +126,7 @@ class FastConnection(WSListener):
 
     def __init__(self, hive: Hive, *, reserved: bool = False) -> None:
         self._hive = hive
+        self._outbox = Outbox.of(asyncio.get_running_loop())
         self._reserved = reserved
         self._session: Session | None = None
         self._ws: WSTransport | None = None
@@ -130,7 +180,7 @@ class FastConnection(WSListener):
         session = self._session
         if kind is _CLOSE:
             self._peer_closes()
-        elif session is None or self.close_sent:
+        elif session is None or transport.is_close_frame_sent:
             if self._refusal is not None:
                 self.close(*self._refusal)  # it has asked, and will now read why it was refused
         elif kind is _TEXT and frame.fin and self._parts is None:
@@ -143,7 +193,7 @@ class FastConnection(WSListener):
         elif kind is _TEXT or kind is _BINARY or kind is _CONTINUATION:
             self._receive_part(session, kind, frame)
 
-    def on_ws_disconnected(self, transport: WSTransport) -> None:
+    def on_ws_disconnected(self, transport: WSTransport | None) -> None:
         self._hive.heartbeat.forget(self)
         if self._connections is not None:
             self._connections.discard(self)
@@ -217,7 +267,7 @@ class FastConnection(WSListener):
 
     def send(self, frame: bytes) -> None:
         if self._ws is not None:
-            self._ws.send(_TEXT, frame)
+            self._outbox.add(self._ws, frame)
 
     def close(self, code: int, reason: str) -> None:
         """Say goodbye, and hang up when the peer has said it too: closing at once could destroy what was sent."""
@@ -227,6 +277,7 @@ class FastConnection(WSListener):
         self._refusal = None
         if not self._listening:
             self.resume_reading()  # or the peer's own close would never be seen
+        self._outbox.flush()
         self._ws.send_close(code, reason.encode()[:_LONGEST_REASON].decode(errors="ignore"))  # type: ignore[arg-type]
         if self._close_received:
             self._hang_up()
@@ -269,17 +320,17 @@ class FastConnection(WSListener):
             self.close(GOING_AWAY, "server shutting down")
 
     def broken(self) -> None:
-        """The peer broke the WebSocket protocol; picows has sent the close frame that says how."""
+        """The peer broke the WebSocket protocol; picows has sent the close frame that says how.
+
+        Send no more, but let the peer finish sending: closing on unread data would take back the close frame.
+        """
         self.close_sent = True
         session, self._session = self._session, None
         if session is not None:
             session.detach()
-        self.linger()
-
-    def linger(self) -> None:
-        """Send no more, but let the peer finish sending: closing on unread data would take back the close frame."""
         if self._transport is None or self._transport.is_closing():
             return
+        self._transport.set_protocol(_Deaf(self))
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._cut_off_in(_LINGER_S)
@@ -301,7 +352,7 @@ class FastConnection(WSListener):
 class _Protocol(WSProtocol):  # type: ignore[misc]
     """picows's protocol for a connection whose upgrade was accepted elsewhere."""
 
-    __slots__ = ("_broken", "_connection")
+    __slots__ = ()
 
     def __init__(self, connection: FastConnection, headers: list[tuple[str, str]], max_message_size: int) -> None:
         def answer(request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
@@ -324,8 +375,6 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
             None,  # extra headers, for clients
             _READ_BUFFER,
         )
-        self._connection = connection
-        self._broken = False
 
     def feed(self, data: bytes) -> None:
         """Bytes that were read before this protocol had the transport."""
@@ -335,15 +384,6 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
             buffer[:taken] = data[:taken]
             self.buffer_updated(taken)
             data = data[taken:]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._broken:
-            return  # read and forgotten: the next read overwrites it
-        WSProtocol.buffer_updated(self, nbytes)
-        if self.transport.is_close_frame_sent and not self._connection.close_sent:
-            self._broken = True
-            self._connection.broken()
-
 
 class _Lingering:
     """The transport as picows sees it. Its `close`, which picows calls after a protocol error, waits for the peer."""
@@ -358,7 +398,17 @@ class _Lingering:
         return getattr(self._transport, name)
 
     def close(self) -> None:
-        self._connection.linger()
+        self._connection.broken()
+
+
+class _Deaf(asyncio.Protocol):
+    """Reads and forgets, and tells when the connection ends."""
+
+    def __init__(self, connection: FastConnection) -> None:
+        self._connection = connection
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.on_ws_disconnected(None)
 
 
 class _SilentLogger:

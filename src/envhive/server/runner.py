@@ -14,7 +14,8 @@ from typing import Any, Final
 from envhive.errors import EnvHiveError, ExecutionError
 from envhive.inspection import ClassPlan, Place, plan_for
 from envhive.server.calls import Calls
-from envhive.server.coroutines import AsyncJob, CoroutineDriver
+from envhive.server import coroutines
+from envhive.server.coroutines import CoroutineDriver
 from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
 
 
@@ -40,11 +41,11 @@ class Runner(ABC):
     def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         """Run the constructor, or `close`, which may wait even where nothing else does."""
 
-    def run_async(self, job: AsyncJob, args: tuple[Any, ...], done: Done) -> None:
-        """Run a coroutine function on the environment."""
+    def run_async(self, job: coroutines.Job, done: Done) -> None:
+        """Run a coroutine."""
         if self._driver is None:
             self._driver = CoroutineDriver()
-        self._driver.run(job, args, done)
+        self._driver.run(job, done)
 
     def release(self) -> None:
         """Give back what the runner itself holds; its environment is closed."""
@@ -65,14 +66,14 @@ class Runner(ABC):
     def reset(self, keywords: dict[str, Any], done: Done) -> None:
         plan = self.plan.reset
         if plan.is_async:
-            self.run_async(self.calls.reset_async, (self.env, plan, keywords), done)
+            self.run_async(self.calls.reset_async(self.env, plan, keywords), done)
         else:
             self.run(self.calls.reset, (self.env, plan, keywords), done)
 
     def step(self, action: bytes, keywords: dict[str, Any], done: Done) -> None:
         plan = self.plan.step
         if plan.is_async:
-            self.run_async(self.calls.step_async, (self.env, plan, action, keywords), done)
+            self.run_async(self.calls.step_async(self.env, plan, action, keywords), done)
         else:
             self.run(self.calls.step, (self.env, plan, action, keywords), done)
 
@@ -91,7 +92,7 @@ class Runner(ABC):
         if env is None:
             finish(None, None)
         elif self.plan.async_close:
-            self.run_async(self.calls.close_async, (env,), finish)
+            self.run_async(self.calls.close_async(env), finish)
         else:
             self.run_patiently(self.calls.close, (env,), finish)
 

@@ -182,7 +182,7 @@ def encode_observation(observation: Any) -> bytes:
             b'{"observation":',
             fields,
             b',"reward":',
-            b"null" if reward is None else _to_json(reward),
+            b"null" if reward is None else to_json(reward, fallback=_fallback, inf_nan_mode="null"),
             b',"done":true' if getattr(observation, "done", False) else b',"done":false',
             b"}}" if not metadata else b',"metadata":' + _to_json(metadata) + b"}}",
         )
