@@ -103,7 +103,10 @@ class AsgiConnection:
                 if session is not None:
                     session.detach()
             elif self._session is not None:
-                self._session.receive(frame)
+                if isinstance(frame, str):
+                    self._session.receive(frame)
+                else:
+                    self._session.receive_binary(frame)
                 await self._may_read.wait()
 
     async def _write(self) -> None:

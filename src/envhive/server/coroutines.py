@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import sys
 import types
-from asyncio import _enter_task, _leave_task  # type: ignore[attr-defined]  # for those who run coroutines themselves
+from asyncio import _enter_task, _leave_task  # for those who run coroutines themselves
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
@@ -99,20 +100,21 @@ class CoroutineDriver:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
+        self._task: asyncio.Task[None] | None = None
         self._busy = False
         self._jobs = 0
         self._start_task()
 
-    def _start_task(self) -> None:
+    def _start_task(self) -> asyncio.Task[None]:
         self._bell = Doorbell(self._loop)
-        self._task: asyncio.Task[None] | None = self._loop.create_task(self._serve(self._bell), context=self._context)
+        self._task = self._loop.create_task(self._serve(self._bell), context=self._context)
+        return self._task
 
     def run(self, job: Job, done: Done) -> None:
         """Run a coroutine, up to its first real wait before this returns, if no other task is running."""
         self._jobs += 1
-        if self._task is None:
-            self._start_task()
-        bell, task = self._bell, self._task
+        task = self._task or self._start_task()
+        bell = self._bell
         if bell.wake is None or _current_task(self._loop) is not None:
             bell.ring((job, done))
             return
@@ -129,7 +131,7 @@ class CoroutineDriver:
         finally:
             _leave_task(self._loop, task)
             bell.lent = False
-        if task.cancelling():  # type: ignore[union-attr]
+        if task.cancelling():
             # The coroutine cancelled its own task before it ever waited: let the next task tell it, where it waits.
             bell.ring(None)
             self._start_task()
@@ -183,11 +185,11 @@ def _rest(job: Job, waits_for: Any) -> Generator[Any, Any, Any]:
         try:
             value = yield waits_for
         except BaseException as error:
-            resume, value = job.throw, error
+            resume = functools.partial(job.throw, error)
         else:
-            resume = job.send
+            resume = functools.partial(job.send, value)
         try:
-            waits_for = resume(value)
+            waits_for = resume()
         except StopIteration as finished:
             return finished.value
 

@@ -67,32 +67,26 @@ class Outbox:
     with one client program of 64 sessions.
     """
 
-    __slots__ = ("_frames", "_since")
+    __slots__ = ("due", "frames")
 
     _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox]] = WeakKeyDictionary()
 
     def __init__(self) -> None:
-        self._frames: list[tuple[WSTransport, bytes]] = []
-        self._since = 0.0
+        self.frames: list[tuple[WSTransport, bytes]] = []
+        self.due = 0.0
+        """When they are to go even if the turn is not over: its steps take long."""
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> Outbox:
         """The one that all connections of an event loop share."""
         return cls._all.get(loop) or cls._all.setdefault(loop, cls())
 
-    def add(self, ws: WSTransport, frame: bytes) -> None:
-        frames = self._frames
-        if not frames:
-            asyncio.get_running_loop().call_soon(self.flush)
-            self._since = monotonic()
-            frames.append((ws, frame))
-            return
-        frames.append((ws, frame))
-        if monotonic() - self._since > _LONGEST_DELAY_S:
-            self.flush()  # the steps of this turn take long: those who have their reply need not wait for the rest
+    def flush_soon(self) -> None:
+        self.due = monotonic() + _LONGEST_DELAY_S
+        asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
-        frames, self._frames = self._frames, []
+        frames, self.frames = self.frames, []
         for ws, frame in frames:
             try:
                 ws.send(_TEXT, frame)
@@ -236,7 +230,7 @@ class FastConnection(WSListener):
         elif frame.fin:
             parts, self._parts = self._parts, None
             if parts[0]:
-                session.receive(b"".join(parts))  # binary: the session says that it wants text
+                session.receive_binary(b"".join(parts))
                 return
             try:
                 session.receive(b"".join(parts).decode())
@@ -266,8 +260,14 @@ class FastConnection(WSListener):
     # What a session, the heartbeat and the server want.
 
     def send(self, frame: bytes) -> None:
-        if self._ws is not None:
-            self._outbox.add(self._ws, frame)
+        if self._ws is None:
+            return
+        outbox = self._outbox
+        outbox.frames.append((self._ws, frame))
+        if len(outbox.frames) == 1:
+            outbox.flush_soon()
+        elif monotonic() > outbox.due:
+            outbox.flush()
 
     def close(self, code: int, reason: str) -> None:
         """Say goodbye, and hang up when the peer has said it too: closing at once could destroy what was sent."""
@@ -384,6 +384,7 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
             buffer[:taken] = data[:taken]
             self.buffer_updated(taken)
             data = data[taken:]
+
 
 class _Lingering:
     """The transport as picows sees it. Its `close`, which picows calls after a protocol error, waits for the peer."""

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from envhive.errors import EnvHiveError, ExecutionError
 from envhive.inspection import ClassPlan, Place, plan_for
-from envhive.server.calls import Calls
 from envhive.server import coroutines
+from envhive.server.calls import Calls
 from envhive.server.coroutines import CoroutineDriver
 from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
 
@@ -43,9 +43,11 @@ class Runner(ABC):
 
     def run_async(self, job: coroutines.Job, done: Done) -> None:
         """Run a coroutine."""
-        if self._driver is None:
-            self._driver = CoroutineDriver()
-        self._driver.run(job, done)
+        (self._driver or self._start_driver()).run(job, done)
+
+    def _start_driver(self) -> CoroutineDriver:
+        self._driver = CoroutineDriver()
+        return self._driver
 
     def release(self) -> None:
         """Give back what the runner itself holds; its environment is closed."""
@@ -73,7 +75,8 @@ class Runner(ABC):
     def step(self, action: bytes, keywords: dict[str, Any], done: Done) -> None:
         plan = self.plan.step
         if plan.is_async:
-            self.run_async(self.calls.step_async(self.env, plan, action, keywords), done)
+            driver = self._driver or self._start_driver()
+            driver.run(self.calls.step_async(self.env, plan, action, keywords), done)
         else:
             self.run(self.calls.step, (self.env, plan, action, keywords), done)
 

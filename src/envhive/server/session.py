@@ -26,8 +26,10 @@ from envhive.server.runner import Runner
 from envhive.server.threads import Done
 from envhive.types import ServerMode, SessionInfo
 from envhive.wire.codec import (
+    NOT_A_STEP,
     decode_object,
     decode_request,
+    decode_step,
     encode_error_reply,
     encode_mcp_reply,
     payload_of,
@@ -165,12 +167,22 @@ class Session:
         """Make the environment. Requests that come meanwhile wait."""
         self._runner.open(self._opened)
 
-    def receive(self, frame: str | bytes) -> None:
-        """Take a frame from the client: text, or bytes if it was binary. Its reply goes to the outlet, in order."""
-        if self._phase is _IDLE and not self._inbox and not self._held:
+    def receive(self, frame: str) -> None:
+        """Take a text frame from the client. Its reply goes to the outlet, in order."""
+        if self._phase is not _IDLE or self._inbox or self._held or self._production:
+            self._enqueue(frame)
+            return
+        try:
+            action = bytes(decode_step(frame).data)
+        except NOT_A_STEP:
             self._handle(frame)
         else:
-            self._enqueue(frame)
+            self._phase, self.busy_with = _BUSY, "step"
+            self._runner.step(action, _NO_KEYWORDS, self._answered)
+
+    def receive_binary(self, frame: bytes) -> None:
+        """Take a binary frame, which gets an error for an answer."""
+        self._enqueue(frame)
 
     def hold(self) -> None:
         """The client does not read its replies: handle nothing more until `unhold`."""
@@ -256,7 +268,7 @@ class Session:
                 fail(error)
             elif not answer.done():
                 answer.set_result(result)
-            self._settle(what if error is None else "")
+            self._settle(error)
 
         def turn() -> None:
             self._phase, self.busy_with = _BUSY, what
@@ -363,12 +375,12 @@ class Session:
             reply = encode_error_reply(error or SessionError("The environment gave no answer"))
         if self._outlet is not None:
             self._outlet.send(reply)
-        self._settle(self.busy_with if error is None else "")
+        self._settle(error)
 
-    def _settle(self, finished: str) -> None:
+    def _settle(self, error: EnvHiveError | None) -> None:
         """A request is done with: note it, and go on to the next, or to the end."""
         self.last_active = self._clock()
-        if finished == "step":
+        if error is None and self.busy_with == "step":
             self.steps += 1
         self.busy_with = ""
         if self._phase is _BUSY:

@@ -18,7 +18,7 @@ from pydantic import ValidationError as PydanticValidationError
 from pydantic_core import PydanticSerializationError, SchemaSerializer, to_json
 
 from envhive.errors import EnvHiveError, InvalidJSONError, InvalidMessageError, UnknownTypeError
-from envhive.wire.messages import NO_DATA, Message
+from envhive.wire.messages import NO_DATA, Message, StepRequest
 
 REQUEST_TYPES: Final = frozenset({"reset", "step", "state", "mcp", "close"})
 _FIELDS: Final = frozenset({"type", "data"})
@@ -30,17 +30,20 @@ _decode_fast: Final = msgspec.json.Decoder(Message).decode
 _decode_any: Final = msgspec.json.Decoder().decode
 
 
+decode_step: Final = msgspec.json.Decoder(StepRequest).decode
+"""The step in a frame, which is what nearly all frames hold; raises one of `NOT_A_STEP` for any other message."""
+NOT_A_STEP: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 def decode_request(text: str | bytes) -> Message:
     """The message in a frame; raises a `RequestError` that says what is wrong with it."""
     try:
         message = _decode_fast(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = _decode_carefully(text)
-    if message.type == "step" and message.data is not NO_DATA:
-        return message  # what nearly all messages are
     if message.type not in REQUEST_TYPES:
         raise UnknownTypeError(f"Unknown message type: {message.type}")
-    if message.type == "step":
+    if message.type == "step" and not message.has_data:
         raise InvalidMessageError("Invalid message", [_problem("missing", "Field required", {"type": "step"})])
     if message.type in ("state", "close") and message.has_data:
         data = decode_value(message.data)
@@ -174,8 +177,12 @@ def encode_observation(observation: Any) -> bytes:
         fields = serializer.to_json(observation, exclude=_REWARD_AND_DONE)
     except PydanticSerializationError:
         fields = serializer.to_json(observation, exclude=_REWARD_AND_DONE, fallback=_fallback)
-    reward = getattr(observation, "reward", None)
-    metadata = getattr(observation, "metadata", None)
+    values = observation.__dict__
+    try:
+        reward, done, metadata = values["reward"], values["done"], values["metadata"]
+    except KeyError:  # a model of the author's own, without these fields, or with properties for them
+        reward, done = getattr(observation, "reward", None), getattr(observation, "done", False)
+        metadata = getattr(observation, "metadata", None)
     return b"".join(
         (
             _OBSERVATION,
@@ -183,7 +190,7 @@ def encode_observation(observation: Any) -> bytes:
             fields,
             b',"reward":',
             b"null" if reward is None else to_json(reward, fallback=_fallback, inf_nan_mode="null"),
-            b',"done":true' if getattr(observation, "done", False) else b',"done":false',
+            b',"done":true' if done else b',"done":false',
             b"}}" if not metadata else b',"metadata":' + _to_json(metadata) + b"}}",
         )
     )

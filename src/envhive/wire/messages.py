@@ -19,3 +19,9 @@ class Message(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
     @property
     def has_data(self) -> bool:
         return self.data is not NO_DATA
+
+
+class StepRequest(Struct, forbid_unknown_fields=True, frozen=True, gc=False, tag_field="type", tag="step"):
+    """A step, and nothing but a step."""
+
+    data: Raw

@@ -1,0 +1,147 @@
+"""Every job given to a thread is done once, in order, on that thread, and nobody's job waits for another's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from envhive.errors import EnvHiveError, ExecutionError
+from envhive.server.threads import Mailbox, Worker
+
+STACK = 512 * 1024
+
+
+def on_a_loop(test: Callable[[Mailbox], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(test(Mailbox(asyncio.get_running_loop(), STACK)), 30)
+
+    asyncio.run(main())
+
+
+def ask(worker: Worker, job: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(result: Any, error: EnvHiveError | None) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    worker.submit(job, args, done)
+    return answer
+
+
+def test_a_worker_does_its_jobs_in_order_and_always_on_the_same_thread() -> None:
+    async def test(mailbox: Mailbox) -> None:
+        workers = [Worker(mailbox, f"w{number}") for number in range(20)]
+        answers = [
+            [ask(worker, lambda n: (n, threading.get_ident()), number) for number in range(50)] for worker in workers
+        ]
+        idents = []
+        for of_worker in answers:
+            results = await asyncio.gather(*of_worker)
+            assert [number for number, _ in results] == list(range(50))
+            idents.append({ident for _, ident in results})
+        assert all(len(of_worker) == 1 for of_worker in idents)
+        assert len(set.union(*idents)) == len(workers)
+        for worker in workers:
+            worker.stop()
+
+    on_a_loop(test)
+
+
+@pytest.mark.parametrize("quick_ones_first", [0, 100])
+def test_a_job_that_never_ends_holds_nobody_up(quick_ones_first: int) -> None:
+    release = threading.Event()
+
+    async def test(mailbox: Mailbox) -> None:
+        workers = [Worker(mailbox, f"w{number}") for number in range(10)]
+        for _ in range(quick_ones_first):  # so that the next ones are taken for quick as well
+            await asyncio.gather(*(ask(worker, int) for worker in workers))
+        stuck = [ask(worker, release.wait) for worker in workers[::2]]
+        for _ in range(20):
+            assert await asyncio.gather(*(ask(worker, int) for worker in workers[1::2])) == [0] * 5
+        assert not any(answer.done() for answer in stuck)
+        release.set()
+        assert await asyncio.gather(*stuck) == [True] * 5
+        assert await asyncio.gather(*(ask(worker, int) for worker in workers)) == [0] * 10
+
+    try:
+        on_a_loop(test)
+    finally:
+        release.set()
+
+
+def test_jobs_that_wait_do_so_side_by_side() -> None:
+    """They meet at a barrier: one after the other, none would ever pass it."""
+    together = threading.Barrier(30, timeout=20)
+
+    async def test(mailbox: Mailbox) -> None:
+        workers = [Worker(mailbox, f"w{number}") for number in range(30)]
+        await asyncio.gather(*(ask(worker, int) for worker in workers))
+        for _ in range(3):
+            assert sorted(await asyncio.gather(*(ask(worker, together.wait) for worker in workers))) == list(range(30))
+
+    on_a_loop(test)
+
+
+def test_an_answer_does_not_wait_for_the_jobs_behind_it() -> None:
+    release = threading.Event()
+
+    async def test(mailbox: Mailbox) -> None:
+        first, second = Worker(mailbox, "first"), Worker(mailbox, "second")
+        await asyncio.gather(ask(first, int), ask(second, int))
+        quick, stuck = ask(first, lambda: "quick"), ask(second, release.wait)
+        assert await quick == "quick"
+        assert not stuck.done()
+        release.set()
+        await stuck
+
+    try:
+        on_a_loop(test)
+    finally:
+        release.set()
+
+
+def test_what_a_job_raises_is_its_answer() -> None:
+    def fail(error: BaseException) -> None:
+        raise error
+
+    async def test(mailbox: Mailbox) -> None:
+        worker = Worker(mailbox, "w")
+        for error in (KeyError("k"), SystemExit(1), KeyboardInterrupt()):
+            with pytest.raises(ExecutionError, match=type(error).__name__):
+                await ask(worker, fail, error)
+        assert await ask(worker, int) == 0
+
+    on_a_loop(test)
+
+
+def test_an_idle_mailbox_keeps_no_timer() -> None:
+    """A step of an hour must not mean an event loop that looks after it for an hour."""
+    release = threading.Event()
+
+    async def test(mailbox: Mailbox) -> None:
+        loop = asyncio.get_running_loop()
+        worker = Worker(mailbox, "w")
+        await ask(worker, int)
+        stuck = ask(worker, release.wait)
+        deadline = time.monotonic() + 20
+        while loop._scheduled and time.monotonic() < deadline:  # type: ignore[attr-defined]
+            if all(handle._when > loop.time() + 1 for handle in loop._scheduled):  # type: ignore[attr-defined]
+                break  # only this test's own time-out is left
+            await asyncio.sleep(0)
+        assert time.monotonic() < deadline
+        release.set()
+        await stuck
+
+    try:
+        on_a_loop(test)
+    finally:
+        release.set()
