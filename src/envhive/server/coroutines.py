@@ -16,7 +16,7 @@ import sys
 import types
 from asyncio import _enter_task, _leave_task  # for those who run coroutines themselves
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any
+from typing import Any, Final
 
 from envhive.errors import EnvHiveError, ExecutionError
 
@@ -32,6 +32,9 @@ else:
     _current_task = asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
 
 
+_NOTHING: Final = object()
+
+
 class Doorbell:
     """What an idle session's task waits for. To the task it looks like a future that becomes done again and again.
 
@@ -39,7 +42,16 @@ class Doorbell:
     doorbell calls it when it is rung, unless another task is running, which must not be interrupted.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_cancelled", "_entry", "_loop", "_rung", "lent", "wake")
+    __slots__ = (
+        "_asyncio_future_blocking",
+        "_cancelled",
+        "_entry",
+        "_loop",
+        "_rung",
+        "lent",
+        "refused_to_cancel",
+        "wake",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._asyncio_future_blocking = False
@@ -51,6 +63,8 @@ class Doorbell:
         """Set while the task waits here."""
         self.lent = False
         """True while a coroutine runs in the name of the task that waits here."""
+        self.refused_to_cancel = False
+        """True if that coroutine has cancelled the task, which is now marked for good."""
 
     def ring(self, entry: Entry | None) -> None:
         self._entry, self._rung = entry, True
@@ -84,7 +98,8 @@ class Doorbell:
     def cancel(self, msg: Any = None) -> bool:
         """The event loop is being closed with the session still open, or a coroutine cancels its own task."""
         if self.lent:
-            return False  # the task is not really waiting here
+            self.refused_to_cancel = True
+            return False
         self._cancelled = True
         wake, self.wake = self.wake, None
         if wake is not None:
@@ -112,35 +127,31 @@ class CoroutineDriver:
 
     def run(self, job: Job, done: Done) -> None:
         """Run a coroutine, up to its first real wait before this returns, if no other task is running."""
+        task, bell, loop = self._task or self._start_task(), self._bell, self._loop
         self._jobs += 1
-        task = self._task or self._start_task()
-        bell = self._bell
-        if bell.wake is None or _current_task(self._loop) is not None:
+        if bell.wake is None or _current_task(loop) is not None:
             bell.ring((job, done))
             return
-        waits, result, error = False, None, None
-        self._busy = bell.lent = True
-        _enter_task(self._loop, task)
+        waits_for, result, error = _NOTHING, None, None
+        bell.lent = True
+        _enter_task(loop, task)
         try:
-            result = self._context.run(job.send, None)
-            waits = True
+            waits_for = self._context.run(job.send, None)
         except StopIteration as finished:
             result = finished.value
         except BaseException as failure:  # whatever it is, the session must get its answer
             error = _attributed(failure)
-        finally:
-            _leave_task(self._loop, task)
-            bell.lent = False
-        if task.cancelling():
-            # The coroutine cancelled its own task before it ever waited: let the next task tell it, where it waits.
+        _leave_task(loop, task)
+        bell.lent = False
+        if bell.refused_to_cancel:
+            # It cancelled its own task before it ever waited: a new task goes on, and tells it where it waits.
             bell.ring(None)
             self._start_task()
-            self._loop.call_soon(self._cancel_if_busy, self._jobs)
-        if waits:
-            self._bell.ring((_rest(job, result), done))
-        else:
-            self._busy = False
+            loop.call_soon(self._cancel_if_busy, self._jobs)
+        if waits_for is _NOTHING:
             done(result, error)
+        else:
+            self._bell.ring((_rest(job, waits_for), done))
 
     def cancel(self) -> None:
         """Cancel the running coroutine; it still answers."""
