@@ -39,7 +39,7 @@ def ask(worker: Worker, job: Callable[..., Any], *args: Any) -> asyncio.Future[A
 
 def test_a_worker_does_its_jobs_in_order_and_always_on_the_same_thread() -> None:
     async def test(mailbox: Mailbox) -> None:
-        workers = [Worker(mailbox, f"w{number}") for number in range(20)]
+        workers = [Worker(mailbox) for number in range(20)]
         answers = [
             [ask(worker, lambda n: (n, threading.get_ident()), number) for number in range(50)] for worker in workers
         ]
@@ -61,7 +61,7 @@ def test_a_job_that_never_ends_holds_nobody_up(quick_ones_first: int) -> None:
     release = threading.Event()
 
     async def test(mailbox: Mailbox) -> None:
-        workers = [Worker(mailbox, f"w{number}") for number in range(10)]
+        workers = [Worker(mailbox) for number in range(10)]
         for _ in range(quick_ones_first):  # so that the next ones are taken for quick as well
             await asyncio.gather(*(ask(worker, int) for worker in workers))
         stuck = [ask(worker, release.wait) for worker in workers[::2]]
@@ -83,7 +83,7 @@ def test_jobs_that_wait_do_so_side_by_side() -> None:
     together = threading.Barrier(30, timeout=20)
 
     async def test(mailbox: Mailbox) -> None:
-        workers = [Worker(mailbox, f"w{number}") for number in range(30)]
+        workers = [Worker(mailbox) for number in range(30)]
         await asyncio.gather(*(ask(worker, int) for worker in workers))
         for _ in range(3):
             assert sorted(await asyncio.gather(*(ask(worker, together.wait) for worker in workers))) == list(range(30))
@@ -95,7 +95,7 @@ def test_an_answer_does_not_wait_for_the_jobs_behind_it() -> None:
     release = threading.Event()
 
     async def test(mailbox: Mailbox) -> None:
-        first, second = Worker(mailbox, "first"), Worker(mailbox, "second")
+        first, second = Worker(mailbox), Worker(mailbox)
         await asyncio.gather(ask(first, int), ask(second, int))
         quick, stuck = ask(first, lambda: "quick"), ask(second, release.wait)
         assert await quick == "quick"
@@ -114,7 +114,7 @@ def test_what_a_job_raises_is_its_answer() -> None:
         raise error
 
     async def test(mailbox: Mailbox) -> None:
-        worker = Worker(mailbox, "w")
+        worker = Worker(mailbox)
         for error in (KeyError("k"), SystemExit(1), KeyboardInterrupt()):
             with pytest.raises(ExecutionError, match=type(error).__name__):
                 await ask(worker, fail, error)
@@ -129,7 +129,7 @@ def test_an_idle_mailbox_keeps_no_timer() -> None:
 
     async def test(mailbox: Mailbox) -> None:
         loop = asyncio.get_running_loop()
-        worker = Worker(mailbox, "w")
+        worker = Worker(mailbox)
         await ask(worker, int)
         stuck = ask(worker, release.wait)
         deadline = time.monotonic() + 20

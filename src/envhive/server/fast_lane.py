@@ -42,7 +42,8 @@ _BINARY: Final = WSMsgType.BINARY
 _CONTINUATION: Final = WSMsgType.CONTINUATION
 _CLOSE: Final = WSMsgType.CLOSE
 
-_READ_BUFFER: Final = 2048
+_READ_BUFFER: Final = 1024
+"""Bytes for a start; picows gives a connection more when a message does not fit."""
 _LINGER_S: Final = 5.0
 """How long a closed connection waits for the peer's own close before it is cut."""
 _LONGEST_DELAY_S: Final = 0.001
@@ -170,6 +171,8 @@ class FastConnection(WSListener):
         )
         if upgrade.early:
             protocol.feed(upgrade.early)
+        # uvloop keeps the last plain protocol's method when it is given a buffered one: 4 kB of uvicorn's a session.
+        transport.set_protocol(_NOBODY)
         transport.set_protocol(protocol)
 
     # What picows tells.
@@ -436,6 +439,9 @@ class _Deaf(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connection.on_ws_disconnected(None)
+
+
+_NOBODY: Final = asyncio.Protocol()
 
 
 class _SilentLogger:

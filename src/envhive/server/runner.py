@@ -170,7 +170,7 @@ class Runners:
         self._place = Place.THREAD if env_cls is None else plan_for(env_cls).place
         self._never_waits = getattr(env_cls, "BLOCKING", True) is False
         self._mailbox = Mailbox(loop, thread_stack_size)
-        self._shared_worker = Worker(self._mailbox, "envhive-shared")
+        self._shared_worker = Worker(self._mailbox)
         self._pool = Pool(self._mailbox, _POOL_THREADS)
 
     def make(self, session_id: str) -> Runner:
@@ -178,7 +178,7 @@ class Runners:
             return LoopRunner(self._calls, None if self._never_waits else self._pool)
         if self._place is Place.SHARED_THREAD:
             return ThreadRunner(self._calls, self._shared_worker, owns_thread=False)
-        return ThreadRunner(self._calls, Worker(self._mailbox, f"envhive-{session_id[:8]}"), owns_thread=True)
+        return ThreadRunner(self._calls, Worker(self._mailbox), owns_thread=True)
 
     def stop(self) -> None:
         self._shared_worker.stop()
