@@ -89,7 +89,7 @@ class ComparePlan(msgspec.Struct, frozen=True):
     """How long to look at each server, and how often."""
 
     sessions: tuple[int, ...] = (64, 512)
-    idle_sessions: int = 512
+    idle_sessions: int = 2048
     rounds: int = 3
     seconds: float = 4.0
     warm_up_s: float = 1.0
