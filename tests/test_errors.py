@@ -99,7 +99,8 @@ def test_the_client_raises_what_the_server_raised(error: EnvHiveError) -> None:
 
 @pytest.mark.parametrize("error", TRAVELLERS, ids=name_of)
 def test_an_error_survives_being_text_on_the_way(error: EnvHiveError) -> None:
-    kind, data = decode_reply(encode_error_reply(error))
+    reply = decode_reply(encode_error_reply(error))
+    kind, data = reply["type"], reply["data"]
     received = from_wire(data)
     assert kind == "error"
     assert type(received) is type(error)

@@ -11,6 +11,7 @@
     │   └── MessageTooLargeError
     ├── EnvironmentFailureError               the environment's own code failed
     │   ├── ExecutionError
+    │   ├── StepTimeoutError                  (also a TimeoutError)
     │   └── EnvironmentFactoryError
     ├── SessionError                          the session is not there, or no longer
     │   ├── SessionCapacityError
@@ -146,11 +147,19 @@ class EnvironmentFailureError(EnvHiveError):
     """The environment's own code failed. It is never a reward."""
 
     code = "EXECUTION_ERROR"
-    outcome = "env_error"
+    outcome: ClassVar[Outcome] = "env_error"
 
 
 class ExecutionError(EnvironmentFailureError):
     """`reset`, `step` or `state` raised; the traceback is in the server's log."""
+
+
+class StepTimeoutError(EnvironmentFailureError, TimeoutError):
+    """`reset` or `step` took longer than it was given. Whether it took effect is not known."""
+
+    code = "STEP_TIMEOUT"
+    outcome = "timeout"
+    http_status = 504
 
 
 class EnvironmentFactoryError(EnvironmentFailureError):
@@ -272,6 +281,7 @@ _BY_CODE: dict[str, type[EnvHiveError]] = {
         InvalidMessageError,
         MessageTooLargeError,
         ExecutionError,
+        StepTimeoutError,
         EnvironmentFactoryError,
         SessionCapacityError,
         SessionExpiredError,

@@ -35,6 +35,8 @@ class MethodPlan:
     is_async: bool
     accepts: frozenset[str] | None
     """The keywords it takes; None: any."""
+    names: frozenset[str] = frozenset()
+    """The parameters it has by name."""
 
     def select(self, keywords: dict[str, Any]) -> dict[str, Any]:
         """Only those keywords that the method takes."""
@@ -83,7 +85,8 @@ def _method_plan(cls: type, name: str, skip: tuple[str, ...]) -> MethodPlan:
     method = getattr(cls, chosen, None)
     if method is None:
         return MethodPlan(chosen, False, None)
-    return MethodPlan(chosen, inspect.iscoroutinefunction(inspect.unwrap(method)), _keywords(method, skip))
+    accepts, names = _keywords(method, skip)
+    return MethodPlan(chosen, inspect.iscoroutinefunction(inspect.unwrap(method)), accepts, names)
 
 
 def _depth(cls: type, name: str) -> int | None:
@@ -94,15 +97,15 @@ def _depth(cls: type, name: str) -> int | None:
     return None
 
 
-def _keywords(method: Any, skip: tuple[str, ...]) -> frozenset[str] | None:
+def _keywords(method: Any, skip: tuple[str, ...]) -> tuple[frozenset[str] | None, frozenset[str]]:
+    """The keywords that a method takes (None: any), and its parameters by name."""
     try:
         parameters = list(inspect.signature(method).parameters.values())[1:]
     except (TypeError, ValueError):
-        return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
+        return None, frozenset()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return frozenset(p.name for p in parameters if p.kind in named and p.name not in skip)
+    names = frozenset(p.name for p in parameters if p.kind in named and p.name not in skip)
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else names, names
 
 
 def factory_name(factory: Factory) -> str:

@@ -29,6 +29,9 @@ class Wire:
         self.reading = True
         self.ended = asyncio.Event()
         self.opened: list[EnvHiveError | None] = []
+        self.stuck: list[bool] = []
+        self.detached = False
+        self.dropped = False
 
     def send(self, frame: bytes) -> None:
         assert self.closed is None, "a frame after the close"
@@ -52,6 +55,15 @@ class Wire:
 
     def session_closed(self, session: Session) -> None:
         self.ended.set()
+
+    def session_stuck(self, session: Session, *, stuck: bool) -> None:
+        self.stuck.append(stuck)
+
+    def session_detached(self, session: Session, *, detached: bool) -> None:
+        self.detached = detached
+
+    def drop(self) -> None:
+        self.dropped = True
 
 
 def open_session(env: Any, wire: Wire, **options: Any) -> Session:

@@ -39,6 +39,16 @@ Examples:
     help="Seconds after which an idle session expires.  [env: SESSION_TIMEOUT; default: never]",
 )
 @click.option(
+    "--step-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a reset or step may take.  [env: ENVHIVE_STEP_TIMEOUT; default: as long as it takes]",
+)
+@click.option(
+    "--lease",
+    type=click.FloatRange(min=0),
+    help="Seconds that a session waits for its client after a lost connection.  [env: ENVHIVE_LEASE; default: 60]",
+)
+@click.option(
     "--ping-interval",
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds of silence after which a peer is pinged.  [env: ENVHIVE_PING_INTERVAL; default: 20]",

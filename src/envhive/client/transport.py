@@ -225,11 +225,12 @@ class Transport(WSListener):
 
     def _receive(self, payload: bytes) -> None:
         try:
-            kind, data = decode_reply(payload)
+            message = decode_reply(payload)
         except InvalidJSONError as invalid:
             if len(self._line):
                 self._out_of_step(BadReplyError(f"The server's reply makes no sense: {invalid}"))
             return  # and what nobody asked for is dropped
+        kind, data = message["type"], message.get("data")
         error = from_wire(data) if kind == "error" else None
         asked = self._line.deliver((kind, data), error)
         if error is not None and (not asked or isinstance(error, _LAST_WORDS)):

@@ -10,9 +10,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from envhive.errors import EnvHiveError, SessionError
 from envhive.server.hive import Hive
+from envhive.server.layer2 import SUBPROTOCOL
 from envhive.server.mcp import answer_mcp_text
-from envhive.server.session import NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
-from envhive.wire.codec import encode_error_reply
+from envhive.server.session import GOING_AWAY, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
+from envhive.wire.codec import decode_resume, encode_error_reply
 
 TAKE_OVER: Final = "envhive.take_over"
 """The scope extension through which the fast lane offers to carry the frames itself."""
@@ -23,6 +24,10 @@ REFUSAL_S: Final = 1.0
 CLOSING_S: Final = 5.0
 """How long a connection that is gone waits for its environment to close."""
 
+RESUMPTION_S: Final = 10.0
+"""How long a client that comes back gets to send its token."""
+
+POLICY_VIOLATION: Final = 1008
 MESSAGE_TOO_BIG: Final = 1009
 
 
@@ -32,13 +37,16 @@ async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
     if wanted:
         await _refuse(websocket, SessionError(f"Unknown session_id: {wanted}"))
         return
+    layer = 2 if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else 1
+    session = websocket.query_params.get("session") if layer == 2 else None
     offer = (websocket.scope.get("extensions") or {}).get(TAKE_OVER)
+    subprotocol = SUBPROTOCOL if layer == 2 else None
     if offer is not None and offer.receive == websocket._receive:
-        offer.take(hive)
-        await websocket.accept()
+        offer.take(hive, layer, session)
+        await websocket.accept(subprotocol)
     else:
-        await websocket.accept()
-        await AsgiConnection(websocket, hive).run()
+        await websocket.accept(subprotocol)
+        await AsgiConnection(websocket, hive, layer, session).run()
 
 
 async def serve_mcp_websocket(websocket: WebSocket) -> None:
@@ -60,9 +68,11 @@ async def _refuse(websocket: WebSocket, error: EnvHiveError) -> None:
 class AsgiConnection:
     """One accepted ASGI WebSocket: the outlet of its session. `run` lasts as long as the connection."""
 
-    def __init__(self, websocket: WebSocket, hive: Hive | None) -> None:
+    def __init__(self, websocket: WebSocket, hive: Hive | None, layer: int = 1, resuming: str | None = None) -> None:
         self._websocket = websocket
         self._hive = hive
+        self._layer = layer
+        self._resuming = resuming
         self._session: Session | None = None
         self._refusal: tuple[int, str] | None = None
         self._outbox: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
@@ -71,9 +81,11 @@ class AsgiConnection:
 
     async def run(self) -> None:
         """Carry frames both ways until either side is done."""
-        if self._hive is not None:
+        if self._resuming is not None:
+            asyncio.get_running_loop().call_later(RESUMPTION_S, self._hurry)
+        elif self._hive is not None:
             try:
-                self._session = self._hive.admit(self)
+                self._session = self._hive.admit(self, layer=self._layer)
             except EnvHiveError as error:
                 self.refuse(error, TRY_AGAIN_LATER, asked=False)
         try:
@@ -84,6 +96,7 @@ class AsgiConnection:
         finally:
             if self._session is not None:
                 self._session.detach()
+            if self._session is not None and self._layer == 1:
                 with anyio.move_on_after(CLOSING_S, shield=True):
                     await self._session.wait_closed()  # the event loop may be a test client's, and end with us
 
@@ -91,11 +104,15 @@ class AsgiConnection:
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
+                if self._session is not None and message.get("code") == NORMAL_CLOSURE:
+                    self._session.end()  # the client's own wish
                 both.cancel()
                 return
             frame = message.get("text")
             frame = frame if frame is not None else message.get("bytes") or b""
-            if self._refusal is not None:
+            if self._resuming is not None:
+                self._resume(self._resuming, frame)
+            elif self._refusal is not None:
                 self.close(*self._refusal)  # it has asked, and will now read why it was refused
             elif self._hive is not None and len(frame) > self._hive.config.max_message_size:
                 self.close(MESSAGE_TOO_BIG, "message too big")
@@ -108,6 +125,19 @@ class AsgiConnection:
                 else:
                     self._session.receive_binary(frame)
                 await self._may_read.wait()
+
+    def _resume(self, session_id: str, frame: str | bytes) -> None:
+        """The first frame of a client that comes back."""
+        assert self._hive is not None
+        self._resuming = None
+        try:
+            self._session = self._hive.resume(session_id, decode_resume(frame), self)
+        except EnvHiveError as error:
+            self.refuse(error, NORMAL_CLOSURE, asked=True)
+
+    def _hurry(self) -> None:
+        if self._resuming is not None:
+            self.close(POLICY_VIOLATION, "no resume came")
 
     async def _write(self) -> None:
         while True:
@@ -137,12 +167,16 @@ class AsgiConnection:
 
     def refuse(self, error: EnvHiveError, code: int, *, asked: bool) -> None:
         self._session = None
-        self.send(encode_error_reply(error))
+        self.send(encode_error_reply(error, extended=self._layer == 2))
         if asked:
             self.close(code, error.code)
         else:
             self._refusal = (code, error.code)
             asyncio.get_running_loop().call_later(REFUSAL_S, self.close, code, error.code)
+
+    def drop(self) -> None:
+        self._session = None
+        self.close(GOING_AWAY, "replaced by another connection")
 
     def pause_reading(self) -> None:
         self._may_read.clear()

@@ -36,6 +36,10 @@ class ServerConfig:
     grace_period: float = 30.0
     """Seconds that running steps get to finish when the server is told to stop."""
     thread_stack_size: int = 1024 * 1024
+    step_timeout: float | None = None
+    """Seconds that a reset or step may take; clients of layer 2 may ask for less."""
+    lease: float = 60.0
+    """Seconds that a session of layer 2 waits for its client after a lost connection; 0: not at all."""
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str] | None = None, **given: Any) -> ServerConfig:
@@ -120,6 +124,10 @@ def _positive_float(name: str, text: str) -> float:
     return value
 
 
+def _seconds(name: str, text: str) -> float:
+    return 0.0 if text in ("0", "0.0") else _positive_float(name, text)
+
+
 def _port(name: str, text: str) -> int:
     value = _positive_int(name, text)
     if value > 65535:
@@ -154,5 +162,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "ENVHIVE_MAX_MESSAGE_SIZE": ("max_message_size", _positive_int),
     "ENVHIVE_GRACE_PERIOD": ("grace_period", _positive_float),
     "ENVHIVE_THREAD_STACK_SIZE": ("thread_stack_size", _positive_int),
+    "ENVHIVE_STEP_TIMEOUT": ("step_timeout", _positive_float),
+    "ENVHIVE_LEASE": ("lease", _seconds),
 }
 """Later entries win over earlier ones for the same field."""

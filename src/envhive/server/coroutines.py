@@ -110,13 +110,13 @@ class Doorbell:
 class CoroutineDriver:
     """Runs one coroutine at a time, all in the same task; a task that was cancelled is replaced by a new one."""
 
-    __slots__ = ("_bell", "_busy", "_context", "_jobs", "_loop", "_task")
+    __slots__ = ("_bell", "_context", "_jobs", "_loop", "_pending", "_task")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._task: asyncio.Task[None] | None = None
-        self._busy = False
+        self._pending = False  # a coroutine that did not end at once
         self._jobs = 0
         self._start_task()
 
@@ -130,6 +130,7 @@ class CoroutineDriver:
         task, bell, loop = self._task or self._start_task(), self._bell, self._loop
         self._jobs += 1
         if bell.wake is None or _current_task(loop) is not None:
+            self._pending = True
             bell.ring((job, done))
             return
         waits_for, result, error = _NOTHING, None, None
@@ -147,24 +148,28 @@ class CoroutineDriver:
             # It cancelled its own task before it ever waited: a new task goes on, and tells it where it waits.
             bell.ring(None)
             self._start_task()
-            loop.call_soon(self._cancel_if_busy, self._jobs)
+            loop.call_soon(self._cancel_if_pending, self._jobs)
         if waits_for is _NOTHING:
             done(result, error)
         else:
+            self._pending = True
             self._bell.ring((_rest(job, waits_for), done))
 
-    def cancel(self) -> None:
-        """Cancel the running coroutine; it still answers."""
+    def cancel(self) -> bool:
+        """Cancel the running coroutine, which still answers; False if there is none."""
+        if not self._pending:
+            return False
         # Soon, so that a coroutine that has yet to begin does so first: cancelled before that, it would not answer.
-        self._loop.call_soon(self._cancel_if_busy, self._jobs)
+        self._loop.call_soon(self._cancel_if_pending, self._jobs)
+        return True
 
     def stop(self) -> None:
         """End the task when what it is doing is done."""
         if self._task is not None:
             self._bell.ring(None)
 
-    def _cancel_if_busy(self, job: int) -> None:
-        if self._busy and job == self._jobs and self._task is not None:  # and not, meanwhile, the close after it
+    def _cancel_if_pending(self, job: int) -> None:
+        if self._pending and job == self._jobs and self._task is not None:  # and not, meanwhile, the close after it
             self._task.cancel()
 
     async def _serve(self, bell: Doorbell) -> None:
@@ -172,7 +177,6 @@ class CoroutineDriver:
         assert task is not None
         while (entry := await bell) is not None:
             job, done = entry
-            self._busy = True
             error: EnvHiveError | None = None
             try:
                 result = await job
@@ -180,7 +184,7 @@ class CoroutineDriver:
                 raise  # the event loop is gone, and this task with it
             except BaseException as failure:
                 result, error = None, _attributed(failure)
-            self._busy = False
+            self._pending = False
             if task.cancelling():
                 self._task = None
                 done(result, error)

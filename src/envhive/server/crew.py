@@ -27,6 +27,7 @@ logger: Final = logging.getLogger("envhive.server")
 _PREFIX: Final = 4
 _MOST_DESCRIPTORS: Final = 32
 _BACKLOG: Final = 128
+_UUID_LENGTH: Final = 36
 
 
 class Parcel(msgspec.Struct, tag="parcel", frozen=True):
@@ -36,6 +37,8 @@ class Parcel(msgspec.Struct, tag="parcel", frozen=True):
     key: str
     headers: list[tuple[str, str]]
     early: bytes
+    layer: int
+    session: str | None
 
 
 class Question(msgspec.Struct, tag="question", frozen=True):
@@ -191,6 +194,12 @@ class Crew:
 
     # Handing over.
 
+    def owner_of(self, session_id: str) -> int | None:
+        """The worker that made a session, if its name tells of one that is at work."""
+        worker = session_id[_UUID_LENGTH + 1 :]
+        at_work = self.ledger.at_work()
+        return int(worker) if worker.isdecimal() and int(worker) < len(at_work) and at_work[int(worker)] else None
+
     def hand_over(self, worker: int, parcel: Parcel, connection: int) -> bool:
         """Give a connection to another worker; False if that worker cannot be reached."""
         try:
@@ -255,7 +264,8 @@ class Crew:
     def _take(self, channel: Channel, letter: Letter, descriptor: int | None) -> None:
         if isinstance(letter, Parcel):
             if descriptor is None or self.on_parcel is None:
-                self.ledger.release(letter.hive, self.index)
+                if letter.session is None:
+                    self.ledger.release(letter.hive, self.index)
                 logger.error("A connection was lost on its way here: no descriptor is left for it")
                 return
             self.on_parcel(self._members[letter.hive], letter, socket.socket(fileno=descriptor))

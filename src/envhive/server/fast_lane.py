@@ -30,10 +30,10 @@ from picows import (
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # what picows's own server is made of
 
 from envhive.errors import EnvHiveError
-from envhive.server.asgi_lane import REFUSAL_S
+from envhive.server.asgi_lane import POLICY_VIOLATION, REFUSAL_S, RESUMPTION_S
 from envhive.server.hive import Hive
 from envhive.server.session import GOING_AWAY, INTERNAL_ERROR, NORMAL_CLOSURE, TRY_AGAIN_LATER, Phase, Session
-from envhive.wire.codec import encode_error_reply
+from envhive.wire.codec import decode_resume, encode_error_reply
 
 logger: Final = logging.getLogger("envhive.server")
 
@@ -59,6 +59,10 @@ class Upgrade:
     key: str
     headers: list[tuple[str, str]]
     early: bytes
+    layer: int = 1
+    """The form of the protocol that was agreed on."""
+    session: str | None = None
+    """The session that a client wants to go on with."""
 
 
 class Turn:
@@ -121,11 +125,13 @@ class FastConnection(WSListener):
         "_connections",
         "_held",
         "_hive",
+        "_layer",
         "_listening",
         "_parts",
         "_parts_size",
         "_refusal",
         "_reserved",
+        "_resuming",
         "_session",
         "_timer",
         "_transport",
@@ -137,8 +143,10 @@ class FastConnection(WSListener):
         "quiet_since",
     )
 
-    def __init__(self, hive: Hive, *, reserved: bool = False) -> None:
+    def __init__(self, hive: Hive, upgrade: Upgrade, *, reserved: bool = False) -> None:
         self._hive = hive
+        self._layer = upgrade.layer
+        self._resuming = upgrade.session
         self._turn = Turn.of(asyncio.get_running_loop())
         self._reserved = reserved
         self._session: Session | None = None
@@ -183,11 +191,25 @@ class FastConnection(WSListener):
         transport.request.headers.clear()
         transport.response.headers.clear()
         self._hive.heartbeat.watch(self)
+        if self._resuming is not None:
+            self._set_timer(RESUMPTION_S, self.close, POLICY_VIOLATION, "no resume came")
+            return
         try:
-            session = self._hive.admit(self, reserved=self._reserved)
+            session = self._hive.admit(self, reserved=self._reserved, layer=self._layer)
             self._session = None if session.phase is Phase.CLOSED else session
         except EnvHiveError as error:
             self.refuse(error, TRY_AGAIN_LATER, asked=False)
+
+    def _resume(self, session_id: str, frame: WSFrame) -> None:
+        """The first frame of a client that comes back."""
+        self._resuming = None
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            token = decode_resume(frame.get_payload_as_bytes())
+            self._session = self._hive.resume(session_id, token, self)
+        except EnvHiveError as error:
+            self.refuse(error, NORMAL_CLOSURE, asked=True)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         self.heard = True
@@ -195,7 +217,9 @@ class FastConnection(WSListener):
         session = self._session
         if session is None or transport.is_close_frame_sent:
             if kind is _CLOSE:
-                self._peer_closes()
+                self._peer_closes(frame)
+            elif self._resuming is not None and kind is _TEXT and not transport.is_close_frame_sent:
+                self._resume(self._resuming, frame)
             elif self._refusal is not None:
                 self.close(*self._refusal)  # it has asked, and will now read why it was refused
         elif kind is _TEXT and frame.fin and self._parts is None:
@@ -211,7 +235,7 @@ class FastConnection(WSListener):
         else:
             self._turn.handle()  # which came before it
             if kind is _CLOSE:
-                self._peer_closes()
+                self._peer_closes(frame)
             elif kind is _TEXT or kind is _BINARY or kind is _CONTINUATION:
                 self._receive_part(session, kind, frame)
 
@@ -266,11 +290,16 @@ class FastConnection(WSListener):
             except UnicodeDecodeError:
                 self._fail(WSCloseCode.INVALID_TEXT, "invalid UTF-8")
 
-    def _peer_closes(self) -> None:
+    def _peer_closes(self, frame: WSFrame) -> None:
         self._close_received = True
         if self.close_sent:
             self._hang_up()
         elif self._session is None:
+            self.close(NORMAL_CLOSURE, "")
+        elif self._layer == 2 and frame.get_close_code() is not WSCloseCode.OK:
+            # Not the client's own wish: a proxy on the way ends the connection. The session waits for its client.
+            session, self._session = self._session, None
+            session.detach()
             self.close(NORMAL_CLOSURE, "")
         else:
             # The peer waits for our close: give it when the environment is closed and the place is free,
@@ -315,12 +344,16 @@ class FastConnection(WSListener):
 
     def refuse(self, error: EnvHiveError, code: int, *, asked: bool) -> None:
         self._session = None
-        self.send(encode_error_reply(error))
+        self.send(encode_error_reply(error, extended=self._layer == 2))
         if asked:
             self.close(code, error.code)
         else:
             self._refusal = (code, error.code)
             self._set_timer(REFUSAL_S, self.close, code, error.code)
+
+    def drop(self) -> None:
+        self._session = None
+        self.abort("replaced by another connection")
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

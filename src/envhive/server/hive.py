@@ -13,13 +13,14 @@ from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Final
 
 from envhive import __version__
-from envhive.errors import DrainingError, EnvHiveError, SessionError
+from envhive.errors import DrainingError, EnvHiveError, SessionError, SessionNotFoundError
 from envhive.server.blueprint import Blueprint, session_limit
 from envhive.server.calls import Calls
 from envhive.server.config import ServerConfig
 from envhive.server.crew import current_crew
 from envhive.server.health import Health, judge, merged, report_of
 from envhive.server.heartbeat import Heartbeat
+from envhive.server.layer2 import Extended
 from envhive.server.places import LocalPlaces, Places, SharedPlaces
 from envhive.server.runner import Runners
 from envhive.server.session import GOING_AWAY, Outlet, Session
@@ -59,7 +60,7 @@ class Hive:
             LONGEST_TICK,
             *(
                 seconds / 4
-                for seconds in (config.ping_interval, config.ping_timeout, config.session_timeout)
+                for seconds in (config.ping_interval, config.ping_timeout, config.session_timeout, config.lease)
                 if seconds
             ),
         )
@@ -70,14 +71,17 @@ class Hive:
         self._draining = False
         self._lags: deque[float] = deque(maxlen=_LAG_SAMPLES)
         self._failures_in_a_row = 0
+        self._detached: set[Session] = set()
+        self.stuck: dict[str, Session] = {}
+        """Sessions that are over, but whose code could not be stopped and still runs."""
         self._metadata: bytes | None = None
 
     # Admission.
 
-    def admit(self, outlet: Outlet | None, *, reserved: bool = False) -> Session:
+    def admit(self, outlet: Outlet | None, *, reserved: bool = False, layer: int = 1) -> Session:
         """A new session; raises when there is no place for it. Requests may follow at once: they wait.
 
-        `reserved` says that its place has been taken already.
+        `reserved` says that its place has been taken already, `layer` which form of the protocol it speaks.
         """
         if self._draining or self.closing_at is not None:
             if reserved:
@@ -85,16 +89,42 @@ class Hive:
             raise DrainingError("The server is shutting down")
         if not reserved:
             self._places.take()
-        session_id = str(uuid.uuid4())
+        session_id = self._new_id()
         try:
-            runner = self.start().make(session_id)
-            session = Session(session_id, runner, outlet, self, mode=self.mode, clock=self._clock)
+            session = Session(
+                session_id,
+                self.start().make(session_id),
+                outlet,
+                self,
+                mode=self.mode,
+                extended=Extended(self.config.lease) if layer == 2 else None,
+                step_timeout=self.config.step_timeout,
+                clock=self._clock,
+            )
             self.sessions[session_id] = session
+            session.greet(self._limits)
             session.open()
         except RuntimeError as error:  # no thread can be started: the system's limit is reached
             self.sessions.pop(session_id, None)
             self._places.give_back()
             raise SessionError(f"The session could not be started: {error}") from error
+        return session
+
+    def _new_id(self) -> str:
+        """A name for a session that, among several workers, also tells whose it is."""
+        return str(uuid.uuid4()) if self.crew is None else f"{uuid.uuid4()}-{self.crew.index}"
+
+    @property
+    def _limits(self) -> dict[str, Any]:
+        """What a client of layer 2 is told of this server."""
+        return {"max_message_size": self.config.max_message_size, "step_timeout_s": self.config.step_timeout}
+
+    def resume(self, session_id: str, token: str, outlet: Outlet) -> Session:
+        """The session of a client that lost its connection; raises `SessionNotFoundError`, whatever the reason."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            raise SessionNotFoundError("This session is not there, or not yours")
+        session.attach(outlet, token, self._limits)
         return session
 
     @asynccontextmanager
@@ -113,6 +143,18 @@ class Hive:
     def session_closed(self, session: Session) -> None:
         if self.sessions.pop(session.id, None) is not None:
             self._places.give_back()
+
+    def session_stuck(self, session: Session, *, stuck: bool) -> None:
+        if stuck:
+            logger.warning(
+                "Session %s is over, but its %s runs on and cannot be stopped", session.id, session.busy_with
+            )
+            self.stuck[session.id] = session
+        elif self.stuck.pop(session.id, None) is not None:
+            logger.info("What was left of session %s has ended", session.id)
+
+    def session_detached(self, session: Session, *, detached: bool) -> None:
+        (self._detached.add if detached else self._detached.discard)(session)
 
     # The clock.
 
@@ -141,6 +183,8 @@ class Hive:
         """Expire the sessions that were idle too long, and ask silent peers whether they are there."""
         now = self._clock()
         self.heartbeat.beat(now)
+        for session in list(self._detached):
+            session.lapse(now)
         limit = self.config.session_timeout
         if limit is None:
             return
@@ -194,7 +238,7 @@ class Hive:
 
     def _own_sessions(self) -> list[dict[str, Any]]:
         now, pid = self._clock(), os.getpid()
-        return [{**session.summary(now), "pid": pid} for session in list(self.sessions.values())]
+        return [{**session.summary(now), "pid": pid} for session in [*self.sessions.values(), *self.stuck.values()]]
 
     async def metadata(self) -> bytes:
         """What the environment says about itself; asked once, of an instance made for it."""

@@ -28,6 +28,7 @@ class ResetRequest(BaseModel):
 
     seed: int | None = Field(default=None, ge=0, description="Seed for a reproducible episode")
     episode_id: str | None = Field(default=None, max_length=255, description="Name of the episode")
+    timeout_s: float | None = Field(default=None, gt=0, description="Seconds the reset may take")
 
 
 class StepRequest(BaseModel):
@@ -73,6 +74,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     422: {"model": ErrorResponse, "description": "The action is invalid"},
     500: {"model": ErrorResponse, "description": "The environment failed"},
     503: {"model": ErrorResponse, "description": "No session is free"},
+    504: {"model": ErrorResponse, "description": "It took longer than it was given"},
 }
 
 
@@ -103,17 +105,18 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
     async def reset(request: Annotated[ResetRequest | None, Body()] = None) -> Response:
         """Make an environment, reset it, and return its first observation. For an episode, use the WebSocket at /ws."""
         keywords = {} if request is None else request.model_dump(exclude_unset=True)
+        timeout_s = keywords.pop("timeout_s", None)
         async with hive.visit() as session:
-            return _json(await session.ask_reset(keywords))
+            return _json(await session.ask_reset(keywords, timeout_s))
 
     @app.post("/step", response_model=StepResponse, responses=_ERRORS, tags=["Environment"])
     async def step(request: StepRequest) -> Response:
         """Make an environment and step it once. For an episode, use the WebSocket at /ws."""
-        keywords = request.model_dump(exclude_unset=True, exclude={"action"})
+        keywords = request.model_dump(exclude_unset=True, exclude={"action", "timeout_s"})
         action = json.dumps(request.action).encode()
         hive.calls.parse_action(action)  # a bad action needs no environment to be told so
         async with hive.visit() as session:
-            return _json(await session.ask_step(action, keywords))
+            return _json(await session.ask_step(action, keywords, request.timeout_s))
 
     @app.get("/state", response_model=hive.blueprint.state_cls, responses=_ERRORS, tags=["Environment"])
     async def state() -> Response:

@@ -65,8 +65,10 @@ class Runner(ABC):
             self.env, self.plan = env, plan_for(type(env))
         done(env, error)
 
-    def reset(self, keywords: dict[str, Any], done: Done) -> None:
+    def reset(self, keywords: dict[str, Any], done: Done, timeout_s: float | None = None) -> None:
         plan = self.plan.reset
+        if timeout_s is not None and "timeout_s" in plan.names:
+            keywords = {**keywords, "timeout_s": timeout_s}
         if plan.is_async:
             self.run_async(self.calls.reset_async(self.env, plan, keywords), done)
         else:
@@ -83,10 +85,9 @@ class Runner(ABC):
     def state(self, done: Done) -> None:
         self.run(self.calls.state, (self.env,), done)
 
-    def cancel(self) -> None:
-        """Stop the running job if its kind of code can be stopped. `done` is called either way."""
-        if self._driver is not None:
-            self._driver.cancel()
+    def interrupt(self) -> bool:
+        """Tell the running job to stop, if its kind of code can be told. `done` is called when it ends."""
+        return self._driver is not None and self._driver.cancel()
 
     def close(self, done: Done) -> None:
         """Close the environment, if there is one, and give back what the runner holds."""

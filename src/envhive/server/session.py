@@ -7,6 +7,7 @@ A session knows nothing of sockets. Frames come in through `receive`; replies go
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -19,14 +20,18 @@ from envhive.errors import (
     RequestError,
     SessionError,
     SessionExpiredError,
+    SessionNotFoundError,
+    StepTimeoutError,
     UnknownTypeError,
 )
+from envhive.server.layer2 import Extended
 from envhive.server.mcp import answer_mcp
 from envhive.server.runner import Runner
 from envhive.server.threads import Done
 from envhive.types import ServerMode, SessionInfo
 from envhive.wire.codec import (
     NOT_A_STEP,
+    decode_extended_request,
     decode_object,
     decode_request,
     decode_step,
@@ -40,6 +45,11 @@ INBOX_LIMIT: Final = 64
 
 _CONTROL: Final = frozenset({"reset", "step", "state"})
 _NO_KEYWORDS: Final[dict[str, Any]] = {}
+
+_STOPPING_S: Final = 2.0
+"""How long code that is told to stop may take until the session goes on without it."""
+_CLOSING_S: Final = 10.0
+"""How long an environment's `close()` may hold its place."""
 
 NORMAL_CLOSURE: Final = 1000
 GOING_AWAY: Final = 1001
@@ -69,6 +79,9 @@ class Outlet(Protocol):
     def resume_reading(self) -> None:
         """Read on."""
 
+    def drop(self) -> None:
+        """The session goes on with another connection: hang up, and forget it."""
+
 
 class Keeper(Protocol):
     """Whoever keeps the session, and wants to know what becomes of it."""
@@ -77,7 +90,13 @@ class Keeper(Protocol):
         """Its environment has been made, or could not be."""
 
     def session_closed(self, session: Session) -> None:
-        """Its environment is closed; the place is free."""
+        """The place is free: its environment is closed, or left behind because it cannot be stopped."""
+
+    def session_stuck(self, session: Session, *, stuck: bool) -> None:
+        """Its code runs on without it, or has ended at last."""
+
+    def session_detached(self, session: Session, *, detached: bool) -> None:
+        """It waits for its client to come back, or waits no longer."""
 
 
 class Phase(Enum):
@@ -86,6 +105,8 @@ class Phase(Enum):
     BUSY = auto()
     CLOSING = auto()
     CLOSED = auto()
+    STUCK = auto()
+    """Closed for all others, but its code still runs."""
 
 
 # A name of the module is found in a tenth of the time that a member of an enum takes: 1 µs a step.
@@ -94,6 +115,8 @@ _IDLE: Final = Phase.IDLE
 _BUSY: Final = Phase.BUSY
 _CLOSING: Final = Phase.CLOSING
 _CLOSED: Final = Phase.CLOSED
+_STUCK: Final = Phase.STUCK
+_OVER: Final = (_CLOSING, _CLOSED, _STUCK)
 
 
 class Ask:
@@ -112,20 +135,27 @@ class Session:
     """One environment and its clock."""
 
     __slots__ = (
+        "_asker",
         "_clock",
         "_closed",
         "_created_at",
+        "_deadline",
         "_ended_by",
+        "_extended",
         "_farewell",
         "_held",
         "_inbox",
         "_keeper",
         "_outlet",
+        "_overruled",
         "_phase",
+        "_plain",
         "_production",
         "_pumping",
         "_reading_paused",
+        "_requests",
         "_runner",
+        "_step_timeout",
         "busy_with",
         "id",
         "last_active",
@@ -140,6 +170,8 @@ class Session:
         keeper: Keeper,
         *,
         mode: ServerMode = ServerMode.SIMULATION,
+        extended: Extended | None = None,
+        step_timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = session_id
@@ -149,6 +181,9 @@ class Session:
         self._created_at = time.time()
         self._clock = clock
         self._production = mode is ServerMode.PRODUCTION
+        self._extended = extended
+        self._step_timeout = step_timeout
+        self._plain = not self._production and extended is None and step_timeout is None
         self._runner = runner
         self._outlet = outlet
         self._keeper = keeper
@@ -156,7 +191,11 @@ class Session:
         self._inbox: deque[str | bytes | Ask] | None = None  # made when first needed: 0.8 kB that few sessions need
         self._farewell = (NORMAL_CLOSURE, "")
         self._closed: asyncio.Future[None] | None = None
-        self._ended_by: EnvHiveError = SessionError("The session has ended")
+        self._ended_by: EnvHiveError | None = None
+        self._requests = 0  # that may be overdue: a time-out must not hit the next one
+        self._deadline: asyncio.TimerHandle | None = None
+        self._overruled: EnvHiveError | None = None
+        self._asker: Done | None = None
         self._held = False
         self._pumping = False
         self._reading_paused = False
@@ -169,8 +208,11 @@ class Session:
 
     def receive(self, frame: str) -> None:
         """Take a text frame from the client. Its reply goes to the outlet, in order."""
-        if self._phase is not _IDLE or self._inbox or self._held or self._production:
+        if self._phase is not _IDLE or self._inbox or self._held:
             self._enqueue(frame)
+            return
+        if not self._plain:
+            self._handle(frame)
             return
         try:
             action = bytes(decode_step(frame).data)
@@ -193,24 +235,66 @@ class Session:
         self._pump()
 
     def detach(self) -> None:
-        """The connection is gone. The session ends as soon as its environment lets it."""
+        """The connection is gone. A session with a lease waits for its client; any other ends."""
         self._outlet = None
-        self.end()
+        extended = self._extended
+        if extended is None or not extended.lease_s or self._phase in _OVER:
+            self.end()
+            return
+        self._held = self._reading_paused = False
+        extended.detached_at = self._clock()
+        self._keeper.session_detached(self, detached=True)
+        self._pump()
+
+    def attach(self, outlet: Outlet, token: str, limits: dict[str, Any]) -> None:
+        """The client is back, on a new connection; raises if it is not the one that the session belongs to."""
+        extended = self._extended
+        if extended is None or self._phase in _OVER or not extended.admits(token):
+            raise SessionNotFoundError("This session is not there, or not yours")
+        before, self._outlet = self._outlet, outlet
+        if before is not None:
+            before.drop()  # the server had not noticed yet that it was lost
+        extended.detached_at = None
+        self._held = self._reading_paused = False
+        self._keeper.session_detached(self, detached=False)
+        self.last_active = self._clock()
+        outlet.send(extended.hello(self.id, limits, resumed=True))
+        self._pump()
+
+    def greet(self, limits: dict[str, Any]) -> None:
+        """Tell a client of layer 2 which session it has."""
+        if self._extended is not None and self._outlet is not None:
+            self._outlet.send(self._extended.hello(self.id, limits, resumed=False))
+
+    def lapse(self, now: float) -> None:
+        """End if the client has been away for too long."""
+        extended = self._extended
+        if extended is not None and extended.detached_at is not None and now - extended.detached_at > extended.lease_s:
+            self.end()
 
     # How a session ends.
 
     def end(self, code: int = NORMAL_CLOSURE, reason: str = "") -> None:
-        """End now: a running coroutine is cancelled, a running thread is waited for; then the environment closes."""
-        if self._phase in (_CLOSING, _CLOSED):
+        """End now: running code is told to stop, and left behind if it does not; then the environment closes."""
+        if self._phase in _OVER:
             return
         was = self._phase
         self._phase = _CLOSING
         self._farewell = (code, reason)
         self._drop_inbox()
-        if was is _BUSY:
-            self._runner.cancel()
-        elif was is _IDLE:
+        if self._extended is not None:
+            self._keeper.session_detached(self, detached=False)
+        if was is _IDLE:
             self._close_environment()
+        else:
+            self._runner.interrupt()
+            self._set_deadline(_STOPPING_S, self._leave_behind)
+
+    def _leave_behind(self) -> None:
+        """The code cannot be stopped: the session is over without it. It is closed if it ever ends."""
+        self._phase = _STUCK
+        self._keeper.session_stuck(self, stuck=True)
+        self._let_go()
 
     def retire(self, code: int, reason: str) -> None:
         """End as soon as the running request, if any, has been answered."""
@@ -223,7 +307,7 @@ class Session:
     def expire(self, idle_limit: float) -> None:
         self._ended_by = SessionExpiredError(f"Session expired: idle for more than {idle_limit:g} s")
         if self._outlet is not None:
-            self._outlet.send(encode_error_reply(self._ended_by))
+            self._outlet.send(self._error_reply(self._ended_by))
         self.end(GOING_AWAY, str(self._ended_by))
 
     def idle_since(self) -> float | None:
@@ -232,7 +316,7 @@ class Session:
 
     async def wait_closed(self) -> None:
         """Wait until the environment is closed and the place is free."""
-        if self._phase is not _CLOSED:
+        if self._phase not in (_CLOSED, _STUCK):
             if self._closed is None:
                 self._closed = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._closed)
@@ -243,44 +327,41 @@ class Session:
 
     # Requests that come by another way than frames.
 
-    async def ask_reset(self, keywords: dict[str, Any]) -> bytes:
-        return payload_of(await self._ask("reset", lambda done: self._runner.reset(keywords, done)))
+    async def ask_reset(self, keywords: dict[str, Any], timeout_s: float | None = None) -> bytes:
+        timeout_s = timeout_s or self._step_timeout
+        start = functools.partial(self._runner.reset, keywords, self._answered, timeout_s)
+        return payload_of(await self._ask("reset", start, timeout_s))
 
-    async def ask_step(self, action: bytes, keywords: dict[str, Any]) -> bytes:
-        return payload_of(await self._ask("step", lambda done: self._runner.step(action, keywords, done)))
+    async def ask_step(self, action: bytes, keywords: dict[str, Any], timeout_s: float | None = None) -> bytes:
+        timeout_s = timeout_s or self._step_timeout
+        given = keywords if timeout_s is None else {**keywords, "timeout_s": timeout_s}
+        return payload_of(await self._ask("step", lambda: self._runner.step(action, given, self._answered), timeout_s))
 
     async def ask_state(self) -> bytes:
-        return payload_of(await self._ask("state", self._runner.state))
+        return payload_of(await self._ask("state", lambda: self._runner.state(self._answered)))
 
     async def ask(self, job: Callable[[Any], Any]) -> Any:
         """Run `job(environment)` where the environment's code runs."""
-        return await self._ask("job", lambda done: self._runner.run(job, (self._runner.env,), done))
+        return await self._ask("job", lambda: self._runner.run(job, (self._runner.env,), self._answered))
 
     async def ask_async(self, job: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         """Run the coroutine function `job(environment)`; the session is busy with it, so it does not expire."""
-        return await self._ask("job", lambda done: self._runner.run_async(job(self._runner.env), done))
+        return await self._ask("job", lambda: self._runner.run_async(job(self._runner.env), self._answered))
 
-    async def _ask(self, what: str, start: Callable[[Done], None]) -> Any:
+    async def _ask(self, what: str, start: Callable[[], None], timeout_s: float | None = None) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        def done(result: Any, error: EnvHiveError | None) -> None:
-            if error is not None:
-                fail(error)
-            elif not answer.done():
-                answer.set_result(result)
-            self._settle(error)
+        def settle(result: Any, error: EnvHiveError | None) -> None:
+            if not answer.done():
+                answer.set_result(result) if error is None else answer.set_exception(error)
 
         def turn() -> None:
-            self._phase, self.busy_with = _BUSY, what
-            start(done)
+            self._asker = settle
+            self._begin(what, start, timeout_s)
 
-        def fail(error: EnvHiveError) -> None:
-            if not answer.done():
-                answer.set_exception(error)
-
-        if self._phase in (_CLOSING, _CLOSED):
-            raise self._ended_by
-        self._enqueue(Ask(turn, fail))
+        if self._phase in _OVER:
+            raise self._why_over()
+        self._enqueue(Ask(turn, lambda error: settle(None, error)))
         return await answer
 
     def info(self) -> SessionInfo:
@@ -300,13 +381,20 @@ class Session:
             "age_s": round(max(0.0, time.time() - self._created_at), 1),
             "idle_s": 0.0 if self._phase is _BUSY else round(max(0.0, now - self.last_active), 1),
             "steps": self.steps,
-            "doing": self.busy_with or "idle",
+            "doing": self._doing(),
         }
+
+    def _doing(self) -> str:
+        if self._phase is _STUCK:
+            return f"stuck in {self.busy_with}"
+        if self._extended is not None and self._extended.detached_at is not None:
+            return "waiting for its client" if not self.busy_with else f"{self.busy_with}, without its client"
+        return self.busy_with or "idle"
 
     # The line of requests.
 
     def _enqueue(self, item: str | bytes | Ask) -> None:
-        if self._phase in (_CLOSING, _CLOSED):
+        if self._phase in _OVER:
             return
         if self._inbox is None:
             self._inbox = deque()
@@ -342,43 +430,80 @@ class Session:
         dropped, self._inbox = self._inbox, None
         for item in dropped or ():
             if isinstance(item, Ask):
-                item.fail(self._ended_by)
+                item.fail(self._why_over())
+
+    def _why_over(self) -> EnvHiveError:
+        return self._ended_by or SessionError("The session has ended")
 
     def _handle(self, frame: str | bytes) -> None:
         try:
             if isinstance(frame, bytes):
                 raise InvalidJSONError("Invalid JSON: binary frames are not understood, send JSON as text")
-            message = decode_request(frame)
+            timeout_s = self._step_timeout
+            if self._extended is None:
+                message = decode_request(frame)
+            else:
+                request = message = decode_extended_request(frame)
+                if (kept := self._extended.kept_reply(request.id)) is not None:
+                    if self._outlet is not None:
+                        self._outlet.send(kept)
+                    return
+                self._extended.request_id = request.id
+                timeout_s = _within(request.timeout_s, timeout_s)
             kind = message.type
             if self._production and kind in _CONTROL:
                 raise UnknownTypeError(f"{kind!r} is not available in production mode")
             if kind == "step":
-                self._phase, self.busy_with = _BUSY, kind
-                self._runner.step(bytes(message.data), _NO_KEYWORDS, self._answered)
+                action, keywords = bytes(message.data), _NO_KEYWORDS if timeout_s is None else {"timeout_s": timeout_s}
+                self._begin(kind, lambda: self._runner.step(action, keywords, self._answered), timeout_s)
             elif kind == "reset":
-                keywords = decode_object(message.data)
-                self._phase, self.busy_with = _BUSY, kind
-                self._runner.reset(keywords, self._answered)
+                start = functools.partial(self._runner.reset, decode_object(message.data), self._answered, timeout_s)
+                self._begin(kind, start, timeout_s)
             elif kind == "state":
-                self._phase, self.busy_with = _BUSY, kind
-                self._runner.state(self._answered)
+                self._begin(kind, lambda: self._runner.state(self._answered), None)
             elif kind == "mcp":
-                self._phase, self.busy_with = _BUSY, kind
-                self._answered(encode_mcp_reply(answer_mcp(decode_object(message.data), self.id)), None)
+                reply = encode_mcp_reply(answer_mcp(decode_object(message.data), self.id))
+                self._begin(kind, lambda: self._answered(reply, None), None)
             else:
                 self.end()
-        except RequestError as error:
+        except (RequestError, SessionError) as error:
+            self._phase = _BUSY
             self._answered(None, error)
 
-    def _answered(self, reply: bytes | None, error: EnvHiveError | None) -> None:
-        if reply is None:
-            reply = encode_error_reply(error or SessionError("The environment gave no answer"))
-        if self._outlet is not None:
-            self._outlet.send(reply)
-        self._settle(error)
+    def _begin(self, what: str, start: Callable[[], None], timeout_s: float | None) -> None:
+        self._phase, self.busy_with = _BUSY, what
+        self._requests += 1
+        number = self._requests
+        start()
+        if timeout_s is not None and self._phase is _BUSY and number == self._requests:
+            self._set_deadline(timeout_s, lambda: self._overdue(what, timeout_s))
 
-    def _settle(self, error: EnvHiveError | None) -> None:
-        """A request is done with: note it, and go on to the next, or to the end."""
+    def _overdue(self, what: str, timeout_s: float) -> None:
+        """Answer for a request that takes too long. What stops when told to goes on; what does not is left behind."""
+        self._overruled = StepTimeoutError(f"{what} took longer than {timeout_s:g} s")
+        if self._runner.interrupt():
+            self._set_deadline(_STOPPING_S, self._give_up)
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        error = self._overruled
+        assert error is not None
+        self._reply(None, error)
+        self._ended_by = SessionError(f"The session has ended: {error}, and could not be stopped")
+        self._farewell = (INTERNAL_ERROR, error.code)
+        self._drop_inbox()
+        self._leave_behind()
+
+    def _answered(self, reply: Any, error: EnvHiveError | None) -> None:
+        """A request is done with: answer it, note it, and go on to the next, or to the end."""
+        if self._overruled is not None:
+            reply, error, self._overruled = None, self._overruled, None
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._phase is not _STUCK:
+            self._reply(reply, error)
         self.last_active = self._clock()
         if error is None and self.busy_with == "step":
             self.steps += 1
@@ -387,8 +512,28 @@ class Session:
             self._phase = _IDLE
             if self._inbox:
                 self._pump()
-        elif self._phase is _CLOSING:
+        elif self._phase is _CLOSING or self._phase is _STUCK:
             self._close_environment()
+
+    def _reply(self, reply: Any, error: EnvHiveError | None) -> None:
+        asker, self._asker = self._asker, None
+        if asker is not None:
+            asker(reply, error)
+            return
+        if reply is None:
+            reply = self._error_reply(error or SessionError("The environment gave no answer"))
+        if self._extended is not None:
+            reply = self._extended.keep(reply)
+        if self._outlet is not None:
+            self._outlet.send(reply)
+
+    def _error_reply(self, error: EnvHiveError) -> bytes:
+        return encode_error_reply(error, extended=self._extended is not None)
+
+    def _set_deadline(self, seconds: float, callback: Callable[[], None]) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = asyncio.get_running_loop().call_later(seconds, callback)
 
     # Opening and closing.
 
@@ -396,7 +541,12 @@ class Session:
         self._keeper.session_opened(self, error)
         self.last_active = self._clock()
         self.busy_with = ""
-        if error is not None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._phase is not _OPENING:
+            self._close_environment()
+        elif error is not None:
             outlet, self._outlet = self._outlet, None
             asked = bool(self._inbox)
             self._phase = _CLOSING
@@ -405,8 +555,6 @@ class Session:
             self._close_environment()
             if outlet is not None:
                 outlet.refuse(error, INTERNAL_ERROR, asked=asked)
-        elif self._phase is _CLOSING:
-            self._close_environment()
         else:
             self._phase = _IDLE
             self._pump()
@@ -414,12 +562,32 @@ class Session:
     def _close_environment(self) -> None:
         self.busy_with = "closing"
         self._runner.close(self._environment_closed)
+        if self._phase is _CLOSING:
+            self._set_deadline(_CLOSING_S, self._leave_behind)
 
     def _environment_closed(self, result: Any, error: EnvHiveError | None) -> None:
-        self._phase, self.busy_with = _CLOSED, ""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self.busy_with = ""
+        if self._phase is _STUCK:
+            self._keeper.session_stuck(self, stuck=False)
+        else:
+            self._phase = _CLOSED
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The session is over for whoever is connected or waits, and its place is free."""
         outlet, self._outlet = self._outlet, None
         self._keeper.session_closed(self)
         if self._closed is not None and not self._closed.done():
             self._closed.set_result(None)
         if outlet is not None:
             outlet.close(*self._farewell)
+
+
+def _within(asked: float | None, limit: float | None) -> float | None:
+    """The shorter of two time limits, of which either may be missing; a request for none at all gets the server's."""
+    if asked is None or not asked > 0:
+        return limit
+    return asked if limit is None else min(asked, limit)

@@ -30,15 +30,17 @@ _EARLY_LIMIT: Final = 64 * 1024
 class TakeOver:
     """What the fast lane offers an endpoint: take it before accepting, and the frames go to the hive directly."""
 
-    __slots__ = ("hive", "receive")
+    __slots__ = ("hive", "layer", "receive", "session")
 
     def __init__(self, receive: Any) -> None:
         self.hive: Hive | None = None
+        self.layer = 1
+        self.session: str | None = None
         self.receive = receive
         """The server's own `receive`: if the endpoint sees another, some middleware wants to see the frames."""
 
-    def take(self, hive: Hive) -> None:
-        self.hive = hive
+    def take(self, hive: Hive, layer: int, session: str | None) -> None:
+        self.hive, self.layer, self.session = hive, layer, session
 
 
 class FastLaneProtocol(WebSocketsSansIOProtocol):
@@ -82,10 +84,16 @@ class FastLaneProtocol(WebSocketsSansIOProtocol):
         transport, self.transport = self.transport, _HandedOver()
         self.connections.discard(self)
         self.handshake_complete = True
-        upgrade = Upgrade(self.request.headers["Sec-WebSocket-Key"].strip(), headers, bytes(self._early))
+        upgrade = Upgrade(
+            self.request.headers["Sec-WebSocket-Key"].strip(),
+            headers,
+            bytes(self._early),
+            self._offer.layer,
+            self._offer.session,
+        )
         place = _find_place(hive, transport, upgrade)
         if place is not Place.ELSEWHERE:
-            connection = FastConnection(hive, reserved=place is Place.RESERVED_HERE)
+            connection = FastConnection(hive, upgrade, reserved=place is Place.RESERVED_HERE)
             connection.start(transport, upgrade, self.connections)
         self._let_go()
 
@@ -106,22 +114,24 @@ class Place(Enum):
 
 
 def _find_place(hive: Hive, transport: asyncio.Transport, upgrade: Upgrade) -> Place:
-    """Among several workers, send a connection to the one with the fewest sessions."""
+    """Among several workers, send a connection to the one that has its session, or the fewest sessions."""
     crew, places = hive.crew, hive.shared
     if crew is None or places is None or transport.get_extra_info("ssl_object") is not None:
         return Place.HERE
-    worker = places.reserve_anywhere()
+    resuming = upgrade.session is not None
+    worker = crew.owner_of(upgrade.session) if upgrade.session is not None else places.reserve_anywhere()
     if worker is None:
-        return Place.HERE  # full: it is told so here
+        return Place.HERE  # full, or nobody's: it is told so here
     if worker == crew.index:
-        return Place.RESERVED_HERE
-    parcel = Parcel(places.hive, upgrade.key, upgrade.headers, upgrade.early)
+        return Place.HERE if resuming else Place.RESERVED_HERE
+    parcel = Parcel(places.hive, upgrade.key, upgrade.headers, upgrade.early, upgrade.layer, upgrade.session)
     transport.pause_reading()
     if crew.hand_over(worker, parcel, transport.get_extra_info("socket").fileno()):
         transport.set_protocol(asyncio.Protocol())  # nobody here is to hear of its end
         transport.abort()  # closes this process's descriptor; the connection lives on in the other's
         return Place.ELSEWHERE
-    places.give_back_for(worker)
+    if not resuming:
+        places.give_back_for(worker)
     transport.resume_reading()
     return Place.HERE
 
@@ -139,11 +149,11 @@ def receive_parcels(connections: set[Any]) -> None:
             transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, sock)
         except OSError:  # the client is gone already
             sock.close()
-            assert hive.shared is not None
-            hive.shared.give_back()
+            if hive.shared is not None and parcel.session is None:
+                hive.shared.give_back()
             return
-        upgrade = Upgrade(parcel.key, parcel.headers, parcel.early)
-        FastConnection(hive, reserved=True).start(transport, upgrade, connections)
+        upgrade = Upgrade(parcel.key, parcel.headers, parcel.early, parcel.layer, parcel.session)
+        FastConnection(hive, upgrade, reserved=parcel.session is None).start(transport, upgrade, connections)
 
     def take(hive: Hive, parcel: Parcel, sock: socket.socket) -> None:
         tasks.add(task := loop.create_task(unpack(hive, parcel, sock)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from pydantic import BaseModel, RootModel
@@ -18,15 +18,16 @@ from pydantic import ValidationError as PydanticValidationError
 from pydantic_core import PydanticSerializationError, SchemaSerializer, to_json
 
 from envhive.errors import EnvHiveError, InvalidJSONError, InvalidMessageError, UnknownTypeError
-from envhive.wire.messages import NO_DATA, Message, StepRequest
+from envhive.wire.messages import NO_DATA, Message, Request, StepRequest
 
 REQUEST_TYPES: Final = frozenset({"reset", "step", "state", "mcp", "close"})
-_FIELDS: Final = frozenset({"type", "data"})
 _REWARD_AND_DONE: Final = {"reward", "done"}
+M = TypeVar("M", bound=Message)
 _LARGEST_ECHO: Final = 64 * 1024
 """An invalid action larger than this is not sent back inside its own error."""
 
-_decode_fast: Final = msgspec.json.Decoder(Message).decode
+_decode_message: Final = msgspec.json.Decoder(Message).decode
+_decode_extended: Final = msgspec.json.Decoder(Request).decode
 _decode_any: Final = msgspec.json.Decoder().decode
 
 
@@ -38,9 +39,22 @@ NOT_A_STEP: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def decode_request(text: str | bytes) -> Message:
     """The message in a frame; raises a `RequestError` that says what is wrong with it."""
     try:
-        message = _decode_fast(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        message = _decode_carefully(text)
+        message = _decode_message(text)
+    except NOT_A_STEP:
+        message = _decode_carefully(text, Message)
+    return _checked(message)
+
+
+def decode_extended_request(text: str | bytes) -> Request:
+    """The same for layer 2."""
+    try:
+        message = _decode_extended(text)
+    except NOT_A_STEP:
+        message = _decode_carefully(text, Request)
+    return _checked(message)
+
+
+def _checked(message: M) -> M:
     if message.type not in REQUEST_TYPES:
         raise UnknownTypeError(f"Unknown message type: {message.type}")
     if message.type == "step" and not message.has_data:
@@ -53,7 +67,7 @@ def decode_request(text: str | bytes) -> Message:
     return message
 
 
-def _decode_carefully(text: str | bytes) -> Message:
+def _decode_carefully(text: str | bytes, cls: type[M]) -> M:
     document = decode_value(text)
     if not isinstance(document, dict):
         raise InvalidMessageError(
@@ -65,13 +79,26 @@ def _decode_carefully(text: str | bytes) -> Message:
         raise UnknownTypeError(f"Unknown message type: {kind}")
     extra = [
         _problem("extra_forbidden", "Extra inputs are not permitted", document[name], loc=(name,))
-        for name in document.keys() - _FIELDS
+        for name in document.keys() - set(cls.__struct_fields__)
     ]
     if extra:
         raise InvalidMessageError("Invalid message", extra)
-    if "data" not in document:
-        return Message(type=kind)
-    return Message(type=kind, data=msgspec.Raw(json.dumps(document["data"]).encode()))
+    if "data" in document:
+        document["data"] = msgspec.Raw(json.dumps(document["data"]).encode())
+    try:
+        return msgspec.convert(document, cls)
+    except msgspec.ValidationError as error:
+        raise InvalidMessageError("Invalid message", [_problem("type", str(error), document, loc=())]) from None
+
+
+def decode_resume(text: str | bytes) -> str:
+    """The token in the first frame of a client that comes back: `{"type":"resume","data":{"token":"..."}}`."""
+    document = decode_value(text)
+    data = document.get("data") if isinstance(document, dict) and document.get("type") == "resume" else None
+    token = data.get("token") if isinstance(data, dict) else None
+    if not isinstance(token, str):
+        raise InvalidMessageError("The first message on this connection must be a resume with a token")
+    return token
 
 
 def decode_value(text: str | bytes | msgspec.Raw) -> Any:
@@ -141,15 +168,31 @@ def encode_mcp_reply(payload: bytes) -> bytes:
     return _MCP + payload + b"}"
 
 
-def encode_error_reply(error: EnvHiveError) -> bytes:
-    """The reply with an error. Never fails, whatever an environment or a client put into it."""
+def encode_error_reply(error: EnvHiveError, *, extended: bool = False) -> bytes:
+    """The reply with an error. Never fails, whatever an environment or a client put into it.
+
+    An extended one, for layer 2, also says whose fault it was and whether trying again may help.
+    """
     data = error_data(error)
+    if extended:
+        data |= {"outcome": error.outcome, "retryable": error.retryable}
     try:
         return _to_json({"type": "error", "data": data})
     except (PydanticSerializationError, ValueError, TypeError, RecursionError):
         # A lone surrogate in a message (an undecodable file name, say), or an input that has no JSON form.
         text = str(data["message"]).encode("utf-8", "backslashreplace").decode()
-        return _to_json({"type": "error", "data": {"message": text, "code": error.code}})
+        extras = {"outcome": error.outcome, "retryable": error.retryable} if extended else {}
+        return _to_json({"type": "error", "data": {"message": text, "code": error.code, **extras}})
+
+
+def with_id(reply: bytes, request_id: int | str) -> bytes:
+    """A reply that names the request it answers.
+
+    Example:
+        >>> with_id(b'{"type":"state","data":{}}', 7)
+        b'{"type":"state","data":{},"id":7}'
+    """
+    return b'%b,"id":%b}' % (reply[:-1], to_json(request_id))
 
 
 def error_data(error: EnvHiveError) -> dict[str, Any]:
@@ -256,15 +299,16 @@ def _fallback(value: Any) -> Any:
 # The client's side.
 
 
-def encode_request(kind: str, data: Any = None) -> bytes:
+def encode_request(kind: str, data: Any = None, **extras: Any) -> bytes:
     """A request. Floats that JSON has no word for go out as `NaN` and `Infinity`, as Python's `json` does."""
     message = {"type": kind} if data is None else {"type": kind, "data": data}
+    message |= {name: value for name, value in extras.items() if value is not None}
     return to_json(message, fallback=_fallback, inf_nan_mode="constants")
 
 
-def decode_reply(text: str | bytes) -> tuple[str, Any]:
-    """A reply's type and data; raises `InvalidJSONError` when it is no reply at all."""
+def decode_reply(text: str | bytes) -> dict[str, Any]:
+    """A reply, which has at least a `type`; raises `InvalidJSONError` when it is no reply at all."""
     reply = decode_value(text)
     if not isinstance(reply, dict) or not isinstance(reply.get("type"), str):
         raise InvalidJSONError("The server's reply is not an object with a type")
-    return reply["type"], reply.get("data")
+    return reply

@@ -21,6 +21,13 @@ class Message(Struct, forbid_unknown_fields=True, frozen=True, gc=False):
         return self.data is not NO_DATA
 
 
+class Request(Message, frozen=True, gc=False):
+    """A request of layer 2, which may carry an id and a time limit."""
+
+    id: int | str | None = None
+    timeout_s: float | None = None
+
+
 class StepRequest(Struct, forbid_unknown_fields=True, frozen=True, gc=False, tag_field="type", tag="step"):
     """A step, and nothing but a step."""
 
