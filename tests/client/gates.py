@@ -16,6 +16,9 @@ from tests.support.servers import eventually
 _ROOT: Final = Path(__file__).parents[2]
 _PATIENCE: Final = 20.0
 
+LAYER_1: Final = {"Sec-WebSocket-Protocol": "another"}
+"""Headers of a client that does not offer layer 2: there are no ids, and time-outs are the client's own."""
+
 
 class Gate:
     """Where a `do="wait"` step, or a `level="wait"` reset, stands until `open` is called."""

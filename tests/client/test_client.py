@@ -33,7 +33,7 @@ from envhive.errors import (
     SessionError,
     SessionExpiredError,
 )
-from tests.client.gates import Gate, ServerProcess
+from tests.client.gates import LAYER_1, Gate, ServerProcess
 from tests.client.peers import Peer, close_frame, frame, observation, peer_server
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
 from tests.support.servers import Lane, Running, eventually, serving
@@ -738,7 +738,7 @@ def test_different_requests_at_once_get_their_own_kind_of_reply(server: Running)
 
 def test_after_a_time_out_the_late_reply_is_dropped_and_the_next_call_gets_its_own(gate: Gate) -> None:
     async def go(url: str) -> None:
-        async with GenericEnvClient(url) as client:
+        async with GenericEnvClient(url, headers=LAYER_1) as client:
             await client.reset()
             with pytest.raises(RequestTimeoutError, match=r"No reply to step within 0\.05 s") as caught:
                 await client.step({"do": "wait", "by": 100}, timeout_s=0.05)
@@ -774,7 +774,7 @@ def test_the_clients_own_time_out_holds_for_reset_step_and_state(gate: Gate) -> 
 
 def test_a_time_out_of_zero_is_not_the_default_one(gate: Gate) -> None:
     async def go(url: str) -> None:
-        async with GenericEnvClient(url, message_timeout_s=0.5) as client:
+        async with GenericEnvClient(url, message_timeout_s=0.5, headers=LAYER_1) as client:
             await client.reset()
             try:
                 with pytest.raises(RequestTimeoutError, match="within 0 s"):
@@ -811,7 +811,7 @@ def test_after_a_cancellation_the_late_reply_is_dropped_and_the_next_call_gets_i
 
 def test_a_late_error_is_dropped_like_any_late_reply(gate: Gate) -> None:
     async def go(url: str) -> None:
-        async with GenericEnvClient(url) as client:
+        async with GenericEnvClient(url, headers=LAYER_1) as client:
             await client.reset()
             with pytest.raises(RequestTimeoutError):
                 await client.step({"do": "wait"}, timeout_s=0.05)
@@ -874,7 +874,7 @@ def test_random_time_outs_and_cancellations_never_shift_a_reply(seed: int) -> No
         return "in time"
 
     async def go(url: str) -> None:
-        async with GenericEnvClient(url) as client:
+        async with GenericEnvClient(url, headers=LAYER_1) as client:
             await client.reset()
             outcomes = [await one_call(client, 100 + number) for number in range(150)]
             for block in range(15):
@@ -1062,7 +1062,7 @@ def test_close_while_a_coroutine_is_stepping_is_prompt_and_frees_the_slot() -> N
         asyncio.run(go(server))
 
 
-def test_close_while_a_thread_is_stepping_does_not_wait_for_it_and_the_slot_is_free_when_it_ends(gate: Gate) -> None:
+def test_close_while_a_thread_is_stepping_does_not_wait_for_it_and_the_slot_is_free(gate: Gate) -> None:
     async def go(server: Running) -> None:
         client = GenericEnvClient(server.url)
         await client.reset()
@@ -1071,9 +1071,13 @@ def test_close_while_a_thread_is_stepping_does_not_wait_for_it_and_the_slot_is_f
         await asyncio.wait_for(client.close(), 6.5)
         with pytest.raises(ConnectionLostError, match="closed"):
             await step
-        assert server.server.active_sessions == 1
+        assert server.server.active_sessions == 0
+        assert len(server.server.hive.stuck) == 1
         gate.open()
-        await asyncio.to_thread(server.wait_until_empty)
+        deadline = time.monotonic() + 20
+        while server.server.hive.stuck and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert not server.server.hive.stuck
 
     with serving(gate.environment(), "fast", max_concurrent_envs=1) as server:
         asyncio.run(go(server))

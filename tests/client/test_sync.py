@@ -17,7 +17,7 @@ import pytest
 
 from envhive import EnvClient, GenericEnvClient, State, SyncEnvClient
 from envhive.errors import ConnectError, ConnectionLostError, ExecutionError, InvalidMessageError, RequestTimeoutError
-from tests.client.gates import Gate, ServerProcess
+from tests.client.gates import LAYER_1, Gate, ServerProcess
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
 from tests.support.servers import Running, eventually, serving
 
@@ -104,7 +104,7 @@ def test_a_refused_port_is_a_connect_error() -> None:
 
 
 def test_after_a_time_out_the_next_call_gets_its_own_reply(gate: Gate) -> None:
-    with serving(gate.environment(), "fast") as server, GenericEnvClient(server.url).sync() as env:
+    with serving(gate.environment(), "fast") as server, GenericEnvClient(server.url, headers=LAYER_1).sync() as env:
         env.reset()
         with pytest.raises(RequestTimeoutError):
             env.step({"do": "wait", "by": 100}, timeout_s=0.05)
@@ -158,7 +158,7 @@ def test_threads_that_time_out_do_not_shift_the_replies_of_others() -> None:
 
     with (
         serving(async_counting(), "fast") as server,
-        GenericEnvClient(server.url).sync() as client,
+        GenericEnvClient(server.url, headers=LAYER_1).sync() as client,
         ThreadPoolExecutor(8) as threads,
     ):
         client.reset()

@@ -60,7 +60,7 @@ async def connect(url: str, options: TransportOptions = QUICK) -> Transport:
 
 async def ask(transport: Transport, number: int, timeout: float | None = 20) -> Any:
     """Step with a number, and say which number came back."""
-    _, data = await transport.request("step", {"n": number}, timeout)
+    data = await transport.request("step", {"n": number}, timeout)
     return data["observation"].get("n")
 
 
@@ -128,7 +128,7 @@ def test_a_server_on_this_machine_is_never_reached_through_a_proxy(monkeypatch: 
     async def go(port: int) -> None:
         for host in ("127.0.0.1", "localhost"):
             transport = await connect(f"http://{host}:{port}")
-            assert (await transport.request("reset", {}))[0] == "observation"
+            assert "observation" in await transport.request("reset", {})
             await transport.close()
 
     before = dict(os.environ)

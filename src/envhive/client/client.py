@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import random
+import time
 import typing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from envhive.client.transport import Transport, TransportOptions, websocket_url
-from envhive.errors import BadReplyError, ConnectionLostError, SessionError, SessionExpiredError
+from envhive.errors import (
+    BadReplyError,
+    ConnectError,
+    ConnectionLostError,
+    EnvHiveError,
+    SessionError,
+    SessionExpiredError,
+    SessionNotFoundError,
+)
 from envhive.types import StepResult
 from envhive.wire.codec import validation_failure
 
@@ -24,6 +34,14 @@ ObsT = TypeVar("ObsT")
 StateT = TypeVar("StateT")
 
 
+_ANSWERING_S: Final = 5.0
+"""How much longer than a step may take its reply is waited for: the server says when time is up."""
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
+_REFUSED_S: Final = 5.0
+"""How long to try while connections are refused, which mostly means that the server has ended."""
+
+
 class _Home:
     """The event loop, and the process, that a client's connection lives in."""
 
@@ -31,6 +49,7 @@ class _Home:
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self.connecting = asyncio.Lock()
+        self.asking = asyncio.Lock()
 
     def is_here(self) -> bool:
         return self._loop is asyncio.get_running_loop() and self._pid == os.getpid()
@@ -48,7 +67,9 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     """One session with an environment server. Asynchronous; `.sync()` gives the same for plain code.
 
     It connects by itself when it is first used. Calls from several tasks queue up, and each gets its own
-    reply. When the connection is lost, `step` and `state` say so, and `reset` opens a new session.
+    reply. When the connection is lost, an EnvHive server keeps the session for a while, and the client comes
+    back to it by itself: a step whose reply was lost is not run again. If there is no way back (or the server is
+    another one), `step` and `state` say so, and `reset` opens a new session.
 
     A typed client needs no code beyond its types:
 
@@ -64,6 +85,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         websocket_ping_interval_s: Silence after which the server is asked whether it is there; None: never.
         websocket_ping_timeout_s: How long it may take to answer that; at most the interval.
         headers: Sent with the upgrade, for proxies and tokens.
+        resume: Whether to come back to the session after a lost connection.
         action_cls, observation_cls, state_cls: The types to use, where the class does not name them.
     """
 
@@ -83,6 +105,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         websocket_ping_timeout_s: float | None = 20.0,
         headers: dict[str, str] | None = None,
         *,
+        resume: bool = True,
         action_cls: type[Any] | None = None,
         observation_cls: type[Any] | None = None,
         state_cls: type[Any] | None = None,
@@ -104,6 +127,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._transport: Transport | None = None
         self._home: _Home | None = None
         self._closings = 0
+        self._resumes = resume
+        self._requests = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -127,31 +152,81 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
         After a lost connection this opens a new session, with a new environment.
         """
-        before = self._transport
+        before, closings = self._transport, self._closings
         transport = await self._connected(may_reconnect=True)
         try:
-            _, data = await transport.request("reset", kwargs, self._options.message_timeout_s)
-        except (ConnectionLostError, SessionExpiredError):
-            if transport is not before or transport is not self._transport:
+            data = await self._request(transport, "reset", kwargs)
+        except (ConnectionLostError, SessionExpiredError, SessionNotFoundError):
+            if transport is not before or closings != self._closings:
                 raise
             # An old connection turned out to be dead, and its session with it: begin anew.
             transport = await self._connected(may_reconnect=True)
-            _, data = await transport.request("reset", kwargs, self._options.message_timeout_s)
+            data = await self._request(transport, "reset", kwargs)
         return self._parse_result(_as_dict(data))
 
     async def step(self, action: ActT, timeout_s: float | None = None) -> StepResult[ObsT]:
-        """Do `action`. Waits `timeout_s` for the reply, or as long as the client does by default."""
+        """Do `action`. It may take `timeout_s`, or as long as the client waits by default.
+
+        An EnvHive server keeps that time limit, and stops what takes longer.
+        """
         payload = self._step_payload(action)
-        transport = await self._connected()
-        timeout = self._options.message_timeout_s if timeout_s is None else timeout_s
-        _, data = await transport.request("step", payload, timeout)
-        return self._parse_result(_as_dict(data))
+        return self._parse_result(_as_dict(await self._request(await self._connected(), "step", payload, timeout_s)))
 
     async def state(self) -> StateT:
         """Where the environment stands."""
-        transport = await self._connected()
-        _, data = await transport.request("state", None, self._options.message_timeout_s)
-        return self._parse_state(_as_dict(data))
+        return self._parse_state(_as_dict(await self._request(await self._connected(), "state")))
+
+    async def _request(self, transport: Transport, kind: str, data: Any = None, timeout_s: float | None = None) -> Any:
+        """Ask once, over as many connections as it takes."""
+        assert self._home is not None
+        timeout = self._options.message_timeout_s if timeout_s is None else timeout_s
+        if transport.lease is None:
+            return await transport.request(kind, data, timeout)
+        if timeout_s is not None and timeout_s > 0:
+            timeout = timeout_s + _ANSWERING_S
+        else:
+            timeout_s = None
+        async with self._home.asking:  # one at a time, so that at most one reply can be lost
+            transport = self._transport or transport  # another task may have come back meanwhile
+            self._requests += 1
+            number = self._requests
+            while True:
+                try:
+                    return await transport.request(kind, data, timeout, number=number, timeout_s=timeout_s)
+                except ConnectionLostError:
+                    async with self._home.connecting:
+                        resumed = await self._resume(transport)
+                    if resumed is None:
+                        raise
+                    transport = resumed
+
+    async def _resume(self, lost: Transport) -> Transport | None:
+        """A new connection to the session of a lost one; None if there is no way back."""
+        if not self._resumes or lost.lease is None or not lost.lease.seconds:
+            return None
+        closings, began, pause = self._closings, time.monotonic(), _FIRST_PAUSE_S
+        while self._closings == closings:
+            if self._transport is not lost:
+                return self._transport  # another task was here first
+            patience = lost.lease.seconds
+            try:
+                fresh = await Transport.connect(self._url, self._options, lost.lease)
+            except ConnectError as error:
+                if isinstance(error.__cause__, ConnectionRefusedError):
+                    patience = min(patience, _REFUSED_S)  # nobody is there, so who could have the session?
+            except EnvHiveError:
+                return None
+            else:
+                if self._closings != closings:
+                    fresh.abort()
+                    return None
+                self._transport = fresh
+                return fresh
+            if not lost.was_cut or time.monotonic() - began + pause > patience:
+                return None
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        return None
 
     # The connection.
 
@@ -202,6 +277,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             transport = self._transport
             if transport is not None and not may_reconnect:
                 return transport  # open, or knowing why it is not
+            if transport is not None and not transport.is_open and (resumed := await self._resume(transport)):
+                return resumed  # also for a reset: a new session would need a second place
             if transport is None or not transport.is_open:
                 closings = self._closings
                 fresh = await Transport.connect(self._url, self._options)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
@@ -28,15 +28,24 @@ from envhive.errors import (
     RequestTimeoutError,
     SessionCapacityError,
     SessionExpiredError,
+    SessionNotFoundError,
     from_wire,
 )
 from envhive.wire.codec import decode_reply, encode_request
-from envhive.wire.pairing import Pairing
+from envhive.wire.messages import LAYER_2
+from envhive.wire.pairing import OnReply, Pairing
 
 _CLOSE_TIMEOUT: Final = 5.0
+_SUBPROTOCOL: Final = "Sec-WebSocket-Protocol"
 _NOT_IN_HEADERS: Final = {"\r", "\n", "\0"}
 _ANSWERS: Final = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
-_LAST_WORDS: Final = (SessionCapacityError, SessionExpiredError, EnvironmentFactoryError, DrainingError)
+_LAST_WORDS: Final = (
+    SessionCapacityError,
+    SessionExpiredError,
+    SessionNotFoundError,
+    EnvironmentFactoryError,
+    DrainingError,
+)
 """Errors after which there is no session on this connection."""
 
 
@@ -77,11 +86,38 @@ def websocket_url(base_url: str) -> str:
     return urlunsplit((schemes[parts.scheme], parts.netloc, path, parts.query, ""))
 
 
+def _with_query(url: str, **more: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(query="&".join(filter(None, (parts.query, urlencode(more))))))
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a server of layer 2 gives a client to come back with."""
+
+    session_id: str
+    token: str
+    seconds: float
+
+    @classmethod
+    def of(cls, hello: dict[str, Any]) -> Self | None:
+        match hello:
+            case {"session_id": str(session_id), "resume_token": str(token), "lease_s": int(seconds) | float(seconds)}:
+                return cls(session_id, token, float(seconds))
+        return None
+
+
 class Transport(WSListener):
     """An open connection. Made by `Transport.connect`."""
 
     def __init__(self, url: str, options: TransportOptions) -> None:
         self.url = url
+        self.lease: Lease | None = None
+        """Given by a server that speaks layer 2, in its hello."""
+        self.was_cut = False
+        """True if the connection ended without a word from the server."""
+        self._hello: asyncio.Future[None] | None = None  # where layer 2 is agreed
+        self._by_id: dict[int, OnReply] = {}
         self._ws: WSTransport | None = None
         self._line = Pairing()
         self._parts: list[bytes] = []
@@ -91,9 +127,13 @@ class Transport(WSListener):
         self._closed = asyncio.Event()
 
     @classmethod
-    async def connect(cls, url: str, options: TransportOptions) -> Self:
-        """Connect; raises `ConnectError`, which says what was tried and what went wrong."""
+    async def connect(cls, url: str, options: TransportOptions, resuming: Lease | None = None) -> Self:
+        """Connect; raises `ConnectError`, which says what was tried and what went wrong.
+
+        A server that speaks layer 2 says hello, or why there is no session, which is raised.
+        """
         listener = cls(url, options)
+        address = url if resuming is None else _with_query(url, session=resuming.session_id)
         dialing = _Dialing()
         pinging = options.ping_interval_s is not None
         interval = options.ping_interval_s or 0.0
@@ -102,17 +142,21 @@ class Transport(WSListener):
             async with asyncio.timeout(options.connect_timeout_s):
                 await ws_connect(
                     lambda: listener,
-                    url,
+                    address,
                     enable_auto_ping=pinging,
                     auto_ping_idle_timeout=interval,
                     auto_ping_reply_timeout=min(timeout, interval),
                     websocket_handshake_timeout=None,
                     max_frame_size=listener._max_size,
-                    extra_headers=options.headers,
+                    extra_headers={"Sec-WebSocket-Protocol": LAYER_2, **options.headers},
                     proxy=_proxy_for(url),
                     socket_factory=dialing.dial,
                     logger_name=_silent,
                 )
+                if listener._ws is not None and listener._hello is not None:
+                    if resuming is not None:
+                        listener._ws.send(WSMsgType.TEXT, encode_request("resume", {"token": resuming.token}))
+                    await listener._hello
         except TimeoutError:
             dialing.hang_up()
             raise ConnectError(f"Could not connect to {url} within {options.connect_timeout_s:g} s") from None
@@ -129,8 +173,19 @@ class Transport(WSListener):
     def is_open(self) -> bool:
         return self._ended is None
 
-    async def request(self, kind: str, data: Any = None, timeout: float | None = None) -> tuple[str, Any]:
-        """Send a request and return its own reply; raises the error that the server answered with."""
+    async def request(
+        self,
+        kind: str,
+        data: Any = None,
+        timeout: float | None = None,
+        *,
+        number: int = 0,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Send a request and return the data of its own reply; raises the error that the server answered with.
+
+        On layer 2 the request carries its `number`, and `timeout_s`, which the server keeps.
+        """
         if self._ended is not None:
             raise copy(self._ended)  # one each: an exception carries the traceback of its raising
         assert self._ws is not None
@@ -140,8 +195,13 @@ class Transport(WSListener):
             if not answer.done():
                 answer.set_result(reply) if error is None else answer.set_exception(error)
 
-        frame = encode_request(kind, data)
-        ticket = self._line.expect(settle)
+        if self.lease is None:
+            frame = encode_request(kind, data)
+            abandon = self._line.expect(settle).abandon
+        else:
+            frame = encode_request(kind, data, id=number, timeout_s=timeout_s)
+            self._by_id[number] = settle
+            abandon = functools.partial(self._forget, number)
         self._ws.send(WSMsgType.TEXT, frame)
         try:
             async with asyncio.timeout(timeout):
@@ -149,10 +209,13 @@ class Transport(WSListener):
         except TimeoutError:
             raise RequestTimeoutError(f"No reply to {kind} within {timeout:g} s") from None
         finally:
-            ticket.abandon()  # after a time-out or a cancellation the late reply is nobody's
+            abandon()  # after a time-out or a cancellation the late reply is nobody's
         if answered != _ANSWERS[kind]:
             raise self._out_of_step(BadReplyError(f"The server answered {kind} with {answered!r}"))
-        return answered, reply
+        return reply
+
+    def _forget(self, number: int) -> None:
+        self._by_id.pop(number, None)
 
     async def close(self) -> None:
         """Say goodbye and wait, for a moment, until the server has let go of the session."""
@@ -176,6 +239,7 @@ class Transport(WSListener):
     def left_behind(self) -> Self:
         """What is left of this connection when its event loop has ended, or stayed in the parent of a fork."""
         self._ws = None
+        self.lease = None  # the session is the parent's, if there is one
         self._ended = ConnectionLostError("The event loop of this connection has ended")
         return self
 
@@ -185,11 +249,17 @@ class Transport(WSListener):
             # A message that was too large is its own sender's mistake; for later ones the connection is lost.
             self._ended = ConnectionLostError(str(error)) if isinstance(error, MessageTooLargeError) else error
         self._line.fail_all(lambda: copy(error))
+        while self._by_id:
+            self._by_id.popitem()[1](None, copy(error))
+        if self._hello is not None and not self._hello.done():
+            self._hello.set_exception(copy(error))
 
     # What picows tells.
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._ws = transport
+        if transport.response.headers.get(_SUBPROTOCOL) == LAYER_2:
+            self._hello = asyncio.get_running_loop().create_future()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         if frame.msg_type == WSMsgType.CLOSE:
@@ -210,6 +280,7 @@ class Transport(WSListener):
         sent = transport.close_handshake.sent if transport.close_handshake is not None else None
         if sent is not None and sent.code == WSCloseCode.MESSAGE_TOO_BIG:
             self.end(MessageTooLargeError(f"The server's reply is larger than {self._max_size} bytes"))
+        self.was_cut = self._ended is None
         self.end(ConnectionLostError(f"The connection to {self.url} was lost"))
         self._closed.set()
         if sent is not None and sent.code != WSCloseCode.OK:
@@ -230,9 +301,18 @@ class Transport(WSListener):
             if len(self._line):
                 self._out_of_step(BadReplyError(f"The server's reply makes no sense: {invalid}"))
             return  # and what nobody asked for is dropped
-        kind, data = message["type"], message.get("data")
+        kind, data, number = message["type"], message.get("data"), message.get("id")
+        if kind == "hello" and self._hello is not None and not self._hello.done():
+            self.lease = Lease.of(message)
+            self._hello.set_result(None)
+            return
         error = from_wire(data) if kind == "error" else None
-        asked = self._line.deliver((kind, data), error)
+        if number is None:
+            asked = self._line.deliver((kind, data), error) or bool(self._by_id)
+        else:
+            asked = True  # if not any longer
+            if (on_reply := self._by_id.pop(number, None)) is not None:
+                on_reply((kind, data), error)
         if error is not None and (not asked or isinstance(error, _LAST_WORDS)):
             self.end(error)  # the server says why there is no session
             self._hang_up(WSCloseCode.OK)

@@ -10,10 +10,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from envhive.errors import EnvHiveError, SessionError
 from envhive.server.hive import Hive
-from envhive.server.layer2 import SUBPROTOCOL
 from envhive.server.mcp import answer_mcp_text
 from envhive.server.session import GOING_AWAY, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
 from envhive.wire.codec import decode_resume, encode_error_reply
+from envhive.wire.messages import LAYER_2
 
 TAKE_OVER: Final = "envhive.take_over"
 """The scope extension through which the fast lane offers to carry the frames itself."""
@@ -37,10 +37,10 @@ async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
     if wanted:
         await _refuse(websocket, SessionError(f"Unknown session_id: {wanted}"))
         return
-    layer = 2 if SUBPROTOCOL in websocket.scope.get("subprotocols", ()) else 1
+    layer = 2 if LAYER_2 in websocket.scope.get("subprotocols", ()) else 1
     session = websocket.query_params.get("session") if layer == 2 else None
     offer = (websocket.scope.get("extensions") or {}).get(TAKE_OVER)
-    subprotocol = SUBPROTOCOL if layer == 2 else None
+    subprotocol = LAYER_2 if layer == 2 else None
     if offer is not None and offer.receive == websocket._receive:
         offer.take(hive, layer, session)
         await websocket.accept(subprotocol)

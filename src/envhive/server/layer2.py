@@ -16,9 +16,6 @@ from pydantic_core import to_json
 from envhive.errors import SessionError
 from envhive.wire.codec import with_id
 
-SUBPROTOCOL: Final = "envhive.v1"
-"""What a client offers, and a server selects, to speak layer 2."""
-
 IN_FLIGHT: Final = 1
 """Requests without a reply that a client may have, if each is to be answered exactly once."""
 

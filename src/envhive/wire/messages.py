@@ -6,6 +6,9 @@ from typing import Final
 
 from msgspec import Raw, Struct
 
+LAYER_2: Final = "envhive.v1"
+"""The WebSocket subprotocol that a client offers, and a server selects, to speak layer 2."""
+
 NO_DATA: Final = Raw()
 """Stands for a message without a `data` field."""
 
