@@ -206,7 +206,9 @@ class Transport(WSListener):
         try:
             async with asyncio.timeout(timeout):
                 answered, reply = await answer
-        except TimeoutError:
+        except TimeoutError as error:
+            if isinstance(error, EnvHiveError):
+                raise  # the server's answer, that the step took too long
             raise RequestTimeoutError(f"No reply to {kind} within {timeout:g} s") from None
         finally:
             abandon()  # after a time-out or a cancellation the late reply is nobody's
