@@ -44,6 +44,12 @@ Examples:
     help="Seconds that a reset or step may take.  [env: ENVHIVE_STEP_TIMEOUT; default: as long as it takes]",
 )
 @click.option(
+    "--admission-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a newcomer to a full server waits for a place.  "
+    "[env: ENVHIVE_ADMISSION_TIMEOUT; default: refused at once]",
+)
+@click.option(
     "--lease",
     type=click.FloatRange(min=0),
     help="Seconds that a session waits for its client after a lost connection.  [env: ENVHIVE_LEASE; default: 60]",

@@ -8,6 +8,7 @@ import functools
 import ipaddress
 import os
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
@@ -117,6 +118,7 @@ class Transport(WSListener):
         self.was_cut = False
         """True if the connection ended without a word from the server."""
         self._hello: asyncio.Future[None] | None = None  # where layer 2 is agreed
+        self._on_queued: Callable[[float], None] | None = None
         self._by_id: dict[int, OnReply] = {}
         self._ws: WSTransport | None = None
         self._line = Pairing()
@@ -139,7 +141,10 @@ class Transport(WSListener):
         interval = options.ping_interval_s or 0.0
         timeout = options.ping_timeout_s if options.ping_timeout_s is not None else interval
         try:
-            async with asyncio.timeout(options.connect_timeout_s):
+            async with asyncio.timeout(options.connect_timeout_s) as limit:
+                listener._on_queued = lambda seconds: limit.reschedule(
+                    asyncio.get_running_loop().time() + seconds + options.connect_timeout_s
+                )
                 await ws_connect(
                     lambda: listener,
                     address,
@@ -307,6 +312,10 @@ class Transport(WSListener):
         if kind == "hello" and self._hello is not None and not self._hello.done():
             self.lease = Lease.of(message)
             self._hello.set_result(None)
+            return
+        if kind == "queued" and self._on_queued is not None and self._hello is not None and not self._hello.done():
+            seconds = message.get("admission_timeout_s")
+            self._on_queued(seconds if isinstance(seconds, (int, float)) else 0.0)
             return
         error = from_wire(data) if kind == "error" else None
         if number is None:

@@ -8,11 +8,11 @@ from typing import Final
 import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from envhive.errors import EnvHiveError, SessionError
+from envhive.errors import EnvHiveError, SessionCapacityError, SessionError
 from envhive.server.hive import Hive
 from envhive.server.mcp import answer_mcp_text
 from envhive.server.session import GOING_AWAY, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
-from envhive.wire.codec import decode_resume, encode_error_reply
+from envhive.wire.codec import decode_resume, encode_error_reply, encode_queued
 from envhive.wire.messages import LAYER_2
 
 TAKE_OVER: Final = "envhive.take_over"
@@ -74,6 +74,7 @@ class AsgiConnection:
         self._layer = layer
         self._resuming = resuming
         self._session: Session | None = None
+        self._ticket: int | None = None
         self._refusal: tuple[int, str] | None = None
         self._outbox: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
         self._may_read = asyncio.Event()
@@ -84,25 +85,58 @@ class AsgiConnection:
         if self._resuming is not None:
             asyncio.get_running_loop().call_later(RESUMPTION_S, self._hurry)
         elif self._hive is not None:
-            try:
-                self._session = self._hive.admit(self, layer=self._layer)
-            except EnvHiveError as error:
-                self.refuse(error, TRY_AGAIN_LATER, asked=False)
+            self._enter(self._hive)
         try:
             async with anyio.create_task_group() as both:
                 both.start_soon(self._read, both.cancel_scope)
                 await self._write()
                 both.cancel_scope.cancel()
         finally:
+            if self._ticket is not None and self._hive is not None and self._hive.line is not None:
+                self._hive.line.leave(self._ticket)
             if self._session is not None:
                 self._session.detach()
             if self._session is not None and self._layer == 1:
                 with anyio.move_on_after(CLOSING_S, shield=True):
                     await self._session.wait_closed()  # the event loop may be a test client's, and end with us
 
+    def _enter(self, hive: Hive) -> None:
+        try:
+            self._session = hive.admit(self, layer=self._layer)
+        except SessionCapacityError as error:
+            if hive.line is None:
+                self.refuse(error, TRY_AGAIN_LATER, asked=False)
+            else:
+                self._may_read.clear()
+                self._ticket = hive.line.join(self)
+        except EnvHiveError as error:
+            self.refuse(error, TRY_AGAIN_LATER, asked=False)
+
+    # While it waits for a place, it is not read from.
+
+    def admitted(self) -> None:
+        assert self._hive is not None
+        self._ticket = None
+        try:
+            self._session = self._hive.admit(self, reserved=True, layer=self._layer)
+        except EnvHiveError as error:
+            self.refuse(error, TRY_AGAIN_LATER, asked=False)
+        self._may_read.set()
+
+    def told(self, position: int, patience_s: float) -> None:
+        if self._layer == 2:
+            self.send(encode_queued(position, patience_s))
+
+    def turned_away(self, error: SessionCapacityError) -> None:
+        self._ticket = None
+        self._may_read.set()
+        self.refuse(error, TRY_AGAIN_LATER, asked=False)
+
     async def _read(self, both: anyio.CancelScope) -> None:
         while True:
             message = await self._websocket.receive()
+            if self._ticket is not None and message["type"] != "websocket.disconnect":
+                await self._may_read.wait()
             if message["type"] == "websocket.disconnect":
                 if self._session is not None and message.get("code") == NORMAL_CLOSURE:
                     self._session.end()  # the client's own wish

@@ -38,6 +38,8 @@ class ServerConfig:
     thread_stack_size: int = 1024 * 1024
     step_timeout: float | None = None
     """Seconds that a reset or step may take; clients of layer 2 may ask for less."""
+    admission_timeout: float | None = None
+    """Seconds that a newcomer to a full server waits for a place; None: it is refused at once."""
     lease: float = 60.0
     """Seconds that a session of layer 2 waits for its client after a lost connection; 0: not at all."""
 
@@ -163,6 +165,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "ENVHIVE_GRACE_PERIOD": ("grace_period", _positive_float),
     "ENVHIVE_THREAD_STACK_SIZE": ("thread_stack_size", _positive_int),
     "ENVHIVE_STEP_TIMEOUT": ("step_timeout", _positive_float),
+    "ENVHIVE_ADMISSION_TIMEOUT": ("admission_timeout", _positive_float),
     "ENVHIVE_LEASE": ("lease", _seconds),
 }
 """Later entries win over earlier ones for the same field."""

@@ -29,11 +29,19 @@ from picows import (
 )
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # what picows's own server is made of
 
-from envhive.errors import EnvHiveError
+from envhive.errors import EnvHiveError, SessionCapacityError
 from envhive.server.asgi_lane import POLICY_VIOLATION, REFUSAL_S, RESUMPTION_S
 from envhive.server.hive import Hive
-from envhive.server.session import GOING_AWAY, INTERNAL_ERROR, NORMAL_CLOSURE, TRY_AGAIN_LATER, Phase, Session
-from envhive.wire.codec import decode_resume, encode_error_reply
+from envhive.server.session import (
+    GOING_AWAY,
+    INBOX_LIMIT,
+    INTERNAL_ERROR,
+    NORMAL_CLOSURE,
+    TRY_AGAIN_LATER,
+    Phase,
+    Session,
+)
+from envhive.wire.codec import decode_resume, encode_error_reply, encode_queued
 
 logger: Final = logging.getLogger("envhive.server")
 
@@ -41,6 +49,7 @@ _TEXT: Final = WSMsgType.TEXT
 _BINARY: Final = WSMsgType.BINARY
 _CONTINUATION: Final = WSMsgType.CONTINUATION
 _CLOSE: Final = WSMsgType.CLOSE
+_DATA: Final = (_TEXT, _BINARY, _CONTINUATION)
 
 _READ_BUFFER: Final = 1024
 """Bytes for a start; picows gives a connection more when a message does not fit."""
@@ -123,6 +132,7 @@ class FastConnection(WSListener):
     __slots__ = (
         "_close_received",
         "_connections",
+        "_early",
         "_held",
         "_hive",
         "_layer",
@@ -133,6 +143,7 @@ class FastConnection(WSListener):
         "_reserved",
         "_resuming",
         "_session",
+        "_ticket",
         "_timer",
         "_transport",
         "_turn",
@@ -150,6 +161,8 @@ class FastConnection(WSListener):
         self._turn = Turn.of(asyncio.get_running_loop())
         self._reserved = reserved
         self._session: Session | None = None
+        self._ticket: int | None = None
+        self._early: list[str] | None = None
         self._ws: WSTransport | None = None
         self._transport: asyncio.Transport | None = None
         self._connections: set[Any] | None = None
@@ -195,10 +208,52 @@ class FastConnection(WSListener):
             self._set_timer(RESUMPTION_S, self.close, POLICY_VIOLATION, "no resume came")
             return
         try:
-            session = self._hive.admit(self, reserved=self._reserved, layer=self._layer)
-            self._session = None if session.phase is Phase.CLOSED else session
+            self._enter(reserved=self._reserved)
+        except SessionCapacityError as error:
+            if self._hive.line is None:
+                self.refuse(error, TRY_AGAIN_LATER, asked=False)
+            else:
+                self._early = []
+                self._ticket = self._hive.line.join(self)
         except EnvHiveError as error:
             self.refuse(error, TRY_AGAIN_LATER, asked=False)
+
+    def _enter(self, *, reserved: bool) -> None:
+        session = self._hive.admit(self, reserved=reserved, layer=self._layer)
+        self._session = None if session.phase is Phase.CLOSED else session
+
+    # While it waits for a place.
+
+    def admitted(self) -> None:
+        self._ticket = None
+        early, self._early = self._early or [], None
+        if not self._listening:
+            self.resume_reading()
+        try:
+            self._enter(reserved=True)
+        except EnvHiveError as error:
+            self.refuse(error, TRY_AGAIN_LATER, asked=bool(early))
+        for text in early:
+            if self._session is not None:
+                self._session.receive(text)
+
+    def told(self, position: int, patience_s: float) -> None:
+        if self._layer == 2:
+            self.send(encode_queued(position, patience_s))
+
+    def turned_away(self, error: SessionCapacityError) -> None:
+        self._ticket = None
+        self.refuse(error, TRY_AGAIN_LATER, asked=bool(self._early))
+
+    def _keep(self, frame: WSFrame) -> None:
+        """A request of a client that waits for its place."""
+        assert self._early is not None
+        if frame.msg_type is not _TEXT or not frame.fin:
+            self._fail(WSCloseCode.POLICY_VIOLATION, "not before there is a session")
+            return
+        self._early.append(frame.get_payload_as_bytes().decode(errors="replace"))
+        if len(self._early) >= INBOX_LIMIT:
+            self.pause_reading()
 
     def _resume(self, session_id: str, frame: WSFrame) -> None:
         """The first frame of a client that comes back."""
@@ -218,6 +273,8 @@ class FastConnection(WSListener):
         if session is None or transport.is_close_frame_sent:
             if kind is _CLOSE:
                 self._peer_closes(frame)
+            elif self._ticket is not None and kind in _DATA:
+                self._keep(frame)
             elif self._resuming is not None and kind is _TEXT and not transport.is_close_frame_sent:
                 self._resume(self._resuming, frame)
             elif self._refusal is not None:
@@ -245,11 +302,17 @@ class FastConnection(WSListener):
             self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        self._leave_line()
         session, self._session = self._session, None
         if session is not None:
             self._turn.handle()  # it may have been the last thing that the peer did
             session.detach()
         self._transport = self._ws = None
+
+    def _leave_line(self) -> None:
+        if self._ticket is not None and self._hive.line is not None:
+            self._hive.line.leave(self._ticket)
+            self._ticket = None
 
     @property
     def excused(self) -> bool:
@@ -333,6 +396,7 @@ class FastConnection(WSListener):
             return
         self.close_sent = True
         self._refusal = None
+        self._leave_line()
         if not self._listening:
             self.resume_reading()  # or the peer's own close would never be seen
         self._turn.flush()

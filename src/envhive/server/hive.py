@@ -10,10 +10,12 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from envhive import __version__
-from envhive.errors import DrainingError, EnvHiveError, SessionError, SessionNotFoundError
+from envhive.errors import DrainingError, EnvHiveError, SessionCapacityError, SessionError, SessionNotFoundError
+from envhive.server.admission import Line
 from envhive.server.blueprint import Blueprint, session_limit
 from envhive.server.calls import Calls
 from envhive.server.config import ServerConfig
@@ -72,6 +74,9 @@ class Hive:
         self._lags: deque[float] = deque(maxlen=_LAG_SAMPLES)
         self._failures_in_a_row = 0
         self._detached: set[Session] = set()
+        patience = config.admission_timeout
+        self.line = None if patience is None else Line(self._places, patience, clock)
+        """Where newcomers wait while the server is full."""
         self.stuck: dict[str, Session] = {}
         """Sessions that are over, but whose code could not be stopped and still runs."""
         self._metadata: bytes | None = None
@@ -130,12 +135,30 @@ class Hive:
     @asynccontextmanager
     async def visit(self) -> AsyncIterator[Session]:
         """A session for the length of one HTTP request; its place is free again when this ends."""
-        session = self.admit(None)
+        try:
+            session = self.admit(None)
+        except SessionCapacityError:
+            if self.line is None:
+                raise
+            session = await self._admit_in_turn(self.line)
         try:
             yield session
         finally:
             session.end()
             await session.wait_closed()
+
+    async def _admit_in_turn(self, line: Line) -> Session:
+        """A session for an HTTP request that waits for its place."""
+        visitor = _Visitor(asyncio.get_running_loop().create_future())
+        ticket = line.join(visitor)
+        try:
+            await visitor.place
+        except asyncio.CancelledError:
+            line.leave(ticket)
+            if not visitor.place.cancelled():
+                self._places.give_back()  # it had just been taken
+            raise
+        return self.admit(None, reserved=True)
 
     def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
         self._failures_in_a_row = 0 if error is None else self._failures_in_a_row + 1
@@ -143,6 +166,8 @@ class Hive:
     def session_closed(self, session: Session) -> None:
         if self.sessions.pop(session.id, None) is not None:
             self._places.give_back()
+            if self.line is not None:
+                self.line.look()
 
     def session_stuck(self, session: Session, *, stuck: bool) -> None:
         if stuck:
@@ -271,3 +296,19 @@ class Hive:
                 deadline = min(deadline, self.closing_at)  # a part of the grace has passed, or nobody wants to wait
             await asyncio.sleep(0.01)
         return not self.sessions
+
+
+@dataclass(slots=True)
+class _Visitor:
+    """An HTTP request that waits for a place."""
+
+    place: asyncio.Future[None]
+
+    def admitted(self) -> None:
+        self.place.set_result(None)
+
+    def told(self, position: int, patience_s: float) -> None:
+        """HTTP has no way to say so before the answer."""
+
+    def turned_away(self, error: SessionCapacityError) -> None:
+        self.place.set_exception(error)

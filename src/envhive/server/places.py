@@ -31,6 +31,20 @@ class Places(Protocol):
     def limit(self) -> int:
         """How many there are, in the whole server."""
 
+    # For those who wait for one. While anybody does, `take` finds none: nobody overtakes.
+
+    def draw_ticket(self) -> int:
+        """A number, higher than all drawn before."""
+
+    def show_first(self, ticket: int | None) -> None:
+        """Say which is the lowest ticket that waits in this process."""
+
+    def ahead_of(self, ticket: int) -> int:
+        """How many, at most, wait with a lower ticket."""
+
+    def take_in_turn(self, ticket: int) -> bool:
+        """Take a place if one is free and nobody has a lower ticket."""
+
 
 class LocalPlaces:
     """The places of a server that is one process."""
@@ -38,9 +52,11 @@ class LocalPlaces:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
+        self._tickets = 0
+        self._first: int | None = None
 
     def take(self) -> None:
-        if self._taken >= self._limit:
+        if self._taken >= self._limit or self._first is not None:
             raise SessionCapacityError(self._taken, self._limit)
         self._taken += 1
 
@@ -53,11 +69,28 @@ class LocalPlaces:
     def limit(self) -> int:
         return self._limit
 
+    def draw_ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    def show_first(self, ticket: int | None) -> None:
+        self._first = ticket
+
+    def ahead_of(self, ticket: int) -> int:
+        return 0 if self._first is None else ticket - self._first
+
+    def take_in_turn(self, ticket: int) -> bool:
+        if self._taken >= self._limit:
+            return False
+        self._taken += 1
+        return True
+
 
 class Ledger:
     """The places of all workers, in memory that they share.
 
-    A row for each hive: its limit, then how many sessions each worker has. Changes are made under a file lock,
+    Two rows for each hive: its limit, then how many sessions each worker has; and the last ticket drawn by those
+    who wait for a place, then the lowest ticket that waits with each worker. Changes are made under a file lock,
     which the system takes back from a process that dies with it; each costs two system calls, once a session.
     """
 
@@ -70,7 +103,7 @@ class Ledger:
 
     @staticmethod
     def _size(workers: int) -> int:
-        return 8 * (1 + workers) * (1 + MOST_HIVES)
+        return 8 * (1 + workers) * (1 + 2 * MOST_HIVES)
 
     @classmethod
     def create(cls, workers: int) -> Ledger:
@@ -101,7 +134,7 @@ class Ledger:
         with self._locked() as cells:
             row = self._row(hive)
             counts = cells[row + 1 : row + self._width]
-            if sum(counts) >= cells[row]:
+            if sum(counts) >= cells[row] or any(self._firsts(hive)):
                 return None
             if worker is None:
                 at_work = [index for index in range(self.workers) if cells[1 + index]] or [prefer]
@@ -125,6 +158,28 @@ class Ledger:
             cells[1 + worker] = 0
             for hive in range(MOST_HIVES):
                 cells[self._row(hive) + 1 + worker] = 0
+                cells[self._line(hive) + 1 + worker] = 0
+
+    def draw_ticket(self, hive: int) -> int:
+        with self._locked() as cells:
+            cells[self._line(hive)] += 1
+            return cells[self._line(hive)]
+
+    def show_first(self, hive: int, worker: int, ticket: int | None) -> None:
+        with self._locked() as cells:
+            cells[self._line(hive) + 1 + worker] = ticket or 0
+
+    def ahead_of(self, hive: int, ticket: int) -> int:
+        return max(0, ticket - min(filter(None, self._firsts(hive)), default=ticket))
+
+    def reserve_in_turn(self, hive: int, worker: int, ticket: int) -> bool:
+        """Take a place with `worker` for the holder of a ticket, if there is one and it is the lowest."""
+        with self._locked() as cells:
+            row = self._row(hive)
+            if sum(cells[row + 1 : row + self._width]) >= cells[row] or self.ahead_of(hive, ticket):
+                return False
+            cells[row + 1 + worker] += 1
+            return True
 
     def at_work(self) -> list[bool]:
         return [bool(flag) for flag in self._cells[1 : self._width]]
@@ -136,8 +191,14 @@ class Ledger:
     def limit(self, hive: int) -> int:
         return self._cells[self._row(hive)]
 
+    def _firsts(self, hive: int) -> list[int]:
+        return list(self._cells[self._line(hive) + 1 : self._line(hive) + self._width])
+
     def _row(self, hive: int) -> int:
-        return (1 + hive) * self._width  # the first row tells who is at work
+        return (1 + 2 * hive) * self._width  # the first row tells who is at work
+
+    def _line(self, hive: int) -> int:
+        return self._row(hive) + self._width
 
 
 class SharedPlaces:
@@ -168,3 +229,15 @@ class SharedPlaces:
 
     def limit(self) -> int:
         return self._ledger.limit(self.hive)
+
+    def draw_ticket(self) -> int:
+        return self._ledger.draw_ticket(self.hive)
+
+    def show_first(self, ticket: int | None) -> None:
+        self._ledger.show_first(self.hive, self._worker, ticket)
+
+    def ahead_of(self, ticket: int) -> int:
+        return self._ledger.ahead_of(self.hive, ticket)
+
+    def take_in_turn(self, ticket: int) -> bool:
+        return self._ledger.reserve_in_turn(self.hive, self._worker, ticket)

@@ -168,6 +168,11 @@ def encode_mcp_reply(payload: bytes) -> bytes:
     return _MCP + payload + b"}"
 
 
+def encode_queued(position: int, patience_s: float) -> bytes:
+    """What a client of layer 2 hears while it waits for a place."""
+    return to_json({"type": "queued", "position": position, "admission_timeout_s": patience_s})
+
+
 def encode_error_reply(error: EnvHiveError, *, extended: bool = False) -> bytes:
     """The reply with an error. Never fails, whatever an environment or a client put into it.
 

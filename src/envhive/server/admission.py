@@ -1,0 +1,78 @@
+"""The line before a full server: first come, first served, also over several workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from envhive.errors import SessionCapacityError
+from envhive.server.places import Places
+
+_LOOK_S: Final = 0.02
+"""How often to look whether a place is free: another worker's session may have ended."""
+
+
+class Newcomer(Protocol):
+    """Who waits for a place."""
+
+    def admitted(self) -> None:
+        """A place has been taken for you."""
+
+    def told(self, position: int, patience_s: float) -> None:
+        """This many are to be admitted until you are; and how long you may wait at most."""
+
+    def turned_away(self, error: SessionCapacityError) -> None:
+        """You have waited for too long."""
+
+
+class Line:
+    """Newcomers of one process who wait. Their tickets, numbered over all workers, say whose turn it is."""
+
+    def __init__(self, places: Places, patience_s: float, clock: Callable[[], float]) -> None:
+        self._places = places
+        self._patience_s = patience_s
+        self._clock = clock
+        self._waiting: OrderedDict[int, tuple[Newcomer, float]] = OrderedDict()
+        self._looking = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def join(self, newcomer: Newcomer) -> int:
+        """Wait; the ticket is for `leave`."""
+        ticket = self._places.draw_ticket()
+        self._waiting[ticket] = (newcomer, self._clock() + self._patience_s)
+        self._show_first()
+        newcomer.told(self._places.ahead_of(ticket) + 1, self._patience_s)
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        return ticket
+
+    def leave(self, ticket: int) -> None:
+        """Whoever has this ticket is gone."""
+        if self._waiting.pop(ticket, None) is not None:
+            self._show_first()
+
+    def look(self) -> None:
+        """Admit whoever's turn it is, and turn away those who have waited for too long."""
+        while self._waiting and self._places.take_in_turn(next(iter(self._waiting))):
+            _, (newcomer, _) = self._waiting.popitem(last=False)
+            self._show_first()
+            newcomer.admitted()
+        now = self._clock()
+        for ticket in [ticket for ticket, (_, until) in self._waiting.items() if until <= now]:
+            newcomer, _ = self._waiting.pop(ticket)
+            newcomer.turned_away(SessionCapacityError(self._places.taken(), self._places.limit()))
+        self._show_first()
+
+    def _look(self) -> None:
+        self.look()
+        self._looking = bool(self._waiting)
+        if self._looking:
+            asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _show_first(self) -> None:
+        self._places.show_first(next(iter(self._waiting), None))
