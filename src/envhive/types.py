@@ -21,6 +21,7 @@ class ServerMode(StrEnum):
 class HealthStatus(StrEnum):
     HEALTHY = "healthy"
     DEGRADED = "degraded"
+    DRAINING = "draining"
     UNHEALTHY = "unhealthy"
 
 

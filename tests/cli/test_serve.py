@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
+from tests.support.servers import eventually
 
 GAME = """
 from envhive import Action, Environment, Observation, State
@@ -120,15 +122,52 @@ def test_the_pasted_snippet_works(tmp_path: Path) -> None:
         assert "Echo environment ready!" in done.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_running_step_finish_closes_environments_and_exits_0(number: int, tmp_path: Path) -> None:
+def test_ctrl_c_lets_the_running_step_finish_closes_environments_and_exits_0() -> None:
     with envhive_serve("benchmark") as server, connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws:
         ws.send('{"type":"reset"}')
         ws.recv(timeout=10)
         ws.send('{"type":"step","data":{"wait_seconds":0.5}}')
-        server.process.send_signal(number)
+        ws.ping().wait(10)
+        server.process.send_signal(signal.SIGINT)
         reply = json.loads(ws.recv(timeout=10))
         assert reply["data"]["observation"]["waited_seconds"] == 0.5
+        assert server.process.wait(timeout=15) == 0
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_lets_sessions_finish_and_refuses_new_ones(workers: str) -> None:
+    with envhive_serve("benchmark", "--workers", workers) as server:
+        with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws:
+            ws.send('{"type":"reset"}')
+            ws.recv(timeout=10)
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: refused(server.port) == "DRAINING")
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(f"{server.url}/health", timeout=5)
+            with caught.value as answer:
+                assert (answer.code, json.load(answer)["status"]) == (503, "draining")
+            for number in range(1, 4):
+                ws.send('{"type":"step","data":{}}')
+                assert json.loads(ws.recv(timeout=10))["type"] == "observation", number
+            assert server.process.poll() is None
+        assert server.process.wait(timeout=15) == 0
+
+
+def refused(port: int) -> str:
+    with connect(f"ws://127.0.0.1:{port}/ws", proxy=None) as ws:
+        ws.send('{"type":"reset"}')
+        code: str = json.loads(ws.recv(timeout=10))["data"].get("code", "")
+        return code
+
+
+def test_sigterm_waits_for_sessions_no_longer_than_the_grace_period() -> None:
+    with (
+        envhive_serve("benchmark", "--grace-period", "1") as server,
+        connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws,
+    ):
+        ws.send('{"type":"reset"}')
+        ws.recv(timeout=10)
+        server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=15) == 0
 
 
@@ -140,7 +179,7 @@ def test_a_step_that_never_ends_does_not_keep_the_server_from_ending() -> None:
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(timeout=15) == 0
         _, errors = server.process.communicate()
-        assert "did not end" in errors
+        assert "cannot be stopped" in errors
 
 
 STUBBORN = """

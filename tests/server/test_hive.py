@@ -102,7 +102,7 @@ def test_health_tells_of_capacity_version_and_uptime() -> None:
         assert (health.status, health.reasons) == ("healthy", [])
         assert (health.active_sessions, health.max_sessions, health.uptime_s) == (1, 3, 5.0)
         await hive.shutdown()
-        assert (await hive.health()).status == "degraded"
+        assert (await hive.health()).status == "draining"
 
     asyncio.run(scenario())
 

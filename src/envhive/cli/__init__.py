@@ -8,6 +8,7 @@ import click
 
 from envhive import __version__
 from envhive.cli.bench import bench
+from envhive.cli.drain import drain
 from envhive.cli.serve import serve
 from envhive.errors import ConfigurationError
 
@@ -30,4 +31,5 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(drain)
 main.add_command(serve)

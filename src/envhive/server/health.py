@@ -13,7 +13,7 @@ LAG_UNHEALTHY: Final = 10.0
 FAILURES_UNHEALTHY: Final = 3
 """Environments that fail to be made in a row before a server calls itself unhealthy."""
 
-_ORDER: Final = [HealthStatus.HEALTHY, HealthStatus.DEGRADED, HealthStatus.UNHEALTHY]
+_ORDER: Final = [HealthStatus.HEALTHY, HealthStatus.DEGRADED, HealthStatus.DRAINING, HealthStatus.UNHEALTHY]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def judge(*, draining: bool, lag: float, window: float, failures_in_a_row: int) 
     """What a process's condition amounts to, and why."""
     verdicts: list[tuple[HealthStatus, str]] = []
     if draining:
-        verdicts.append((HealthStatus.DEGRADED, "the server is shutting down"))
+        verdicts.append((HealthStatus.DRAINING, "the server takes no new sessions"))
     if lag > LAG_DEGRADED:
         blocked = f"the event loop was blocked for {lag:.1f} s within the last {window:.0f} s"
         verdicts.append((HealthStatus.UNHEALTHY if lag > LAG_UNHEALTHY else HealthStatus.DEGRADED, blocked))

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
+from weakref import WeakSet
 
 from envhive import __version__
 from envhive.errors import DrainingError, EnvHiveError, SessionCapacityError, SessionError, SessionNotFoundError
@@ -42,10 +43,13 @@ class Hive:
 
     closing_at: ClassVar[float | None] = None
     """When every hive of this process must have ended, once the server has been told to stop."""
+    all: ClassVar[WeakSet[Hive]] = WeakSet()
+    """Those of this process."""
 
     def __init__(
         self, blueprint: Blueprint, config: ServerConfig, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.all.add(self)
         self.blueprint = blueprint
         self.config = config
         self.mode = config.mode
@@ -91,7 +95,7 @@ class Hive:
         if self._draining or self.closing_at is not None:
             if reserved:
                 self._places.give_back()
-            raise DrainingError("The server is shutting down")
+            raise DrainingError("The server is shutting down and takes no new sessions")
         if not reserved:
             self._places.take()
         session_id = self._new_id()
@@ -258,8 +262,10 @@ class Hive:
         return [session for sessions in reports.values() for session in sessions or ()]
 
     def report(self, what: str) -> Any:
-        """What another worker wants to know of this one."""
-        return report_of(self.own_health()) if what == "health" else self._own_sessions()
+        """What another worker wants to know of this one, or to have done."""
+        if what == "drain":
+            self.drain()
+        return self._own_sessions() if what == "sessions" else report_of(self.own_health())
 
     def _own_sessions(self) -> list[dict[str, Any]]:
         now, pid = self._clock(), os.getpid()
@@ -273,6 +279,19 @@ class Hive:
         return self._metadata
 
     # The end.
+
+    def drain(self) -> None:
+        """Take no more sessions; those that are there go on."""
+        if not self._draining:
+            logger.info("Draining: %d session(s) may finish, new ones are refused", len(self.sessions))
+        self._draining = True
+
+    async def drain_all(self) -> Health:
+        """The same for the whole server."""
+        if self.crew is not None and self.shared is not None:
+            await self.crew.ask_all(self.shared.hive, "drain")
+        self.drain()
+        return await self.health()
 
     async def shutdown(self) -> None:
         """Let running requests finish within the grace period, then close every environment."""

@@ -128,9 +128,9 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
 def _register_information(app: FastAPI, hive: Hive) -> None:
     @app.get("/health", response_model=HealthResponse, tags=["Server"])
     async def health(response: Response) -> HealthResponse:
-        """Whether the server is well, and how full it is. 503 when it is unhealthy."""
+        """Whether the server is well, and how full it is. 503 when it is unhealthy, or takes no new sessions."""
         report = await hive.health()
-        if report.status is HealthStatus.UNHEALTHY:
+        if report.status in (HealthStatus.UNHEALTHY, HealthStatus.DRAINING):
             response.status_code = 503
         return HealthResponse(**asdict(report))
 
@@ -138,6 +138,11 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
     async def sessions() -> list[dict[str, Any]]:
         """Every session of the server: id, age, idle time, steps, and what it is doing now."""
         return await hive.list_sessions()
+
+    @app.post("/drain", tags=["Server"])
+    async def drain() -> HealthResponse:
+        """Take no more sessions, in any worker; those that are there go on. Newcomers are told to try elsewhere."""
+        return HealthResponse(**asdict(await hive.drain_all()))
 
     @app.get("/metadata", response_model=EnvironmentMetadata, tags=["Environment"])
     async def metadata() -> Response:

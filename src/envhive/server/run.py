@@ -65,6 +65,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, moments: Moments) -> None:
         super().__init__(config)
         self._moments = moments
+        self._drained_by: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # A step may wait in `asyncio.to_thread`; that must not keep the process from ending.
@@ -83,9 +84,17 @@ class Server(uvicorn.Server):
             gc.freeze()  # what is there now stays: it need not be looked through for cycles again and again
             self._moments.ready()
 
+    async def on_tick(self, counter: int) -> bool:
+        if self._drained_by is not None and not self.should_exit:
+            over = time.monotonic() >= self._drained_by
+            self.should_exit = over or not any(hive.sessions for hive in Hive.all)
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._moments.stopping()
-        Hive.closing_at = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
+        if not self.force_exit:
+            # After draining the grace has been used up, or nobody needs it.
+            Hive.closing_at = self._drained_by or time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -101,11 +110,16 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal asks to finish; a second one insists."""
-        if self.should_exit:
+        """SIGTERM asks to let sessions finish, SIGINT to let steps finish; a second signal insists."""
+        if self.should_exit or self._drained_by is not None:
             self.force_exit = True
             Hive.closing_at = 0.0
-        self.should_exit = True
+        if sig == signal.SIGTERM and not self.force_exit:
+            self._drained_by = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
+            for hive in Hive.all:
+                hive.drain()
+        else:
+            self.should_exit = True
 
 
 def run_app(app: Any, config: ServerConfig, listener: socket.socket, moments: Moments) -> int:

@@ -69,6 +69,7 @@ class Supervisor:
         self._ledger = Ledger.create(count)
         self._workers = [Worker(index) for index in range(count)]
         self._stopping = False
+        self._signal = signal.SIGTERM
         self._announced = False
         self._lifeline: tuple[int, int] = os.pipe()
 
@@ -100,6 +101,7 @@ class Supervisor:
                 if worker.process is not None:
                     worker.process.kill()
         self._stopping = True
+        self._signal = signal.Signals(number)
 
     def _start(self, worker: Worker, folder: str) -> None:
         status_in, status_out = os.pipe()
@@ -171,7 +173,7 @@ class Supervisor:
         """Tell every worker to stop, wait for them, and end those that do not."""
         running = [worker.process for worker in self._workers if worker.process is not None]
         for process in running:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(self._signal)
         deadline = time.monotonic() + self._grace_period + _STOP_SLACK
         for process in running:
             try:
