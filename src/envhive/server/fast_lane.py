@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, ClassVar, Final
@@ -133,6 +133,7 @@ class FastConnection(WSListener):
         "_close_received",
         "_connections",
         "_early",
+        "_headers",
         "_held",
         "_hive",
         "_layer",
@@ -166,6 +167,7 @@ class FastConnection(WSListener):
         self._ws: WSTransport | None = None
         self._transport: asyncio.Transport | None = None
         self._connections: set[Any] | None = None
+        self._headers: Sequence[tuple[str, str]] = ()
         self._parts: list[bytes] | None = None
         self._parts_size = 0
         self._refusal: tuple[int, str] | None = None
@@ -183,7 +185,8 @@ class FastConnection(WSListener):
         self._transport = transport
         self._connections = connections
         connections.add(self)
-        protocol = _Protocol(self, upgrade.headers, self._hive.config.max_message_size)
+        self._headers = upgrade.headers
+        protocol = _Protocol(self, self._hive.config.max_message_size)
         protocol.connection_made(_Lingering(self, transport))
         # uvicorn has read and checked the request; picows wants one too, and is strict about its form.
         protocol.feed(
@@ -197,6 +200,10 @@ class FastConnection(WSListener):
         transport.set_protocol(protocol)
 
     # What picows tells.
+
+    def answer(self, request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
+        headers, self._headers = self._headers, ()
+        return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(list(headers)), self)
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._ws = transport
@@ -480,15 +487,12 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
 
     __slots__ = ()
 
-    def __init__(self, connection: FastConnection, headers: list[tuple[str, str]], max_message_size: int) -> None:
-        def answer(request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
-            return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(headers), connection)
-
+    def __init__(self, connection: FastConnection, max_message_size: int) -> None:
         super().__init__(
             None,  # host and port, for clients
             None,  # path, for clients
             False,  # is_client_side
-            answer,
+            connection.answer,
             _silent,
             True,  # disconnect_on_exception
             None,  # handshake timeout
