@@ -203,3 +203,29 @@ def test_an_environment_whose_close_hangs_does_not_keep_its_place(lane: Lane, mo
             eventually(lambda: stuck(server) == 0)
     finally:
         released.set()
+
+
+def test_a_step_that_only_waits_for_a_shared_thread_does_not_end_its_session() -> None:
+    env = counting(REQUIRES_SINGLE_THREAD_EXECUTOR=True)
+
+    async def one(url: str, number: int) -> str:
+        async with GenericEnvClient(url) as client:
+            await client.reset(seed=number)
+            try:
+                await client.step({"seconds": 0.4}, timeout_s=0.6)
+                outcome = "in time"
+            except StepTimeoutError:
+                outcome = "too late"
+            except (SessionError, ConnectionLostError):
+                return "lost"
+            if outcome == "too late":
+                await client.reset(seed=number)
+            return outcome
+
+    async def all_of_them(url: str) -> list[str]:
+        return await asyncio.gather(*(one(url, number) for number in range(4)))
+
+    with serving(env, "fast", max_concurrent_envs=8) as server:
+        outcomes = asyncio.run(all_of_them(server.url))
+    assert "lost" not in outcomes
+    assert "in time" in outcomes

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from envhive import GenericEnvClient
-from envhive.errors import ConnectionLostError, SessionNotFoundError
+from envhive.errors import ConnectionLostError, InvalidMessageError, SessionNotFoundError
 from tests.support.envs import async_counting, counting
 from tests.support.processes import envhive_serve
 from tests.support.proxies import CuttingProxy, cutting_proxy
@@ -227,3 +227,35 @@ def test_a_killed_worker_is_noticed_at_once() -> None:
                 return time.monotonic() - began
 
         assert asyncio.run(go()) < 10
+
+
+@BOTH_LANES
+def test_a_request_that_makes_no_sense_is_answered_by_its_id_and_costs_nothing(lane: Lane) -> None:
+    env = counting()
+    with serving(env, lane) as server, server.connect(subprotocols=LAYER_2) as ws:
+        hello_of(server, ws)
+        ask(ws, {"type": "reset", "data": {}, "id": 1})
+        first = ask(ws, {"type": "step", "data": {"by": 5}, "id": 2})
+        for frame, code in (
+            ('{"type":"step","id":3}', "VALIDATION_ERROR"),
+            ('{"type":"dance","id":3}', "UNKNOWN_TYPE"),
+            ('{"type":"step","data":{},"more":1,"id":3}', "VALIDATION_ERROR"),
+            ('{"type":"step","data":{"by":"many"},"id":3}', "VALIDATION_ERROR"),
+        ):
+            reply = ask(ws, frame)
+            assert (reply["id"], reply["data"]["code"], reply["data"]["outcome"]) == (3, code, "invalid")
+        assert ask(ws, '{"type":"reset","id":"\\ud800"}')["data"]["code"] == "VALIDATION_ERROR"
+        assert ask(ws, '{"type":"step","data":{"by":1},"id":4}')["data"]["observation"]["total"] == 6
+        assert first["data"]["observation"]["total"] == 5
+
+
+def test_a_mistake_of_the_caller_is_heard_at_once() -> None:
+    async def go(url: str) -> None:
+        async with GenericEnvClient(url) as client:
+            await client.reset()
+            with pytest.raises(InvalidMessageError):
+                await asyncio.wait_for(client.step(None), 10)
+            assert (await client.step({"by": 2})).observation["total"] == 2
+
+    with serving(counting(), "fast") as server:
+        asyncio.run(go(server.url))

@@ -216,6 +216,39 @@ def test_a_coroutine_that_cancels_its_own_task_harms_no_other(begins_with_a_wait
     on_a_loop(test)
 
 
+def test_a_task_that_somebody_else_cancels_while_it_waits_is_replaced() -> None:
+    async def me() -> asyncio.Task[Any] | None:
+        return asyncio.current_task()
+
+    async def test(bench: Bench) -> None:
+        task, _ = await bench.run(me())
+        task.cancel()
+        for _ in range(3):
+            other, failure = await bench.run(me())
+            assert failure is None
+            assert other is not task
+
+    on_a_loop(test)
+
+
+def test_the_context_is_the_sessions_own_also_when_another_task_asks() -> None:
+    async def set_it() -> None:
+        variable.set("mine")
+
+    async def get_it() -> str:
+        await asyncio.sleep(0)
+        return variable.get()
+
+    async def test(bench: Bench) -> None:
+        variable.set("the caller's")
+        for job, expected in ((set_it(), None), (get_it(), "mine")):
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            bench.driver.run(job, lambda result, error, answer=answer: answer.set_result(result))
+            assert await asyncio.wait_for(answer, 5) == expected
+
+    on_a_loop(test)
+
+
 def test_closing_the_event_loop_ends_its_task_whatever_it_is_doing() -> None:
     async def sleep() -> None:
         await asyncio.sleep(60)

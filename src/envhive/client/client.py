@@ -187,7 +187,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         else:
             timeout_s = None
         async with self._home.asking:  # one at a time, so that at most one reply can be lost
-            transport = self._transport or transport  # another task may have come back meanwhile
+            transport = self._same_session(transport) or transport  # another task may have come back meanwhile
             self._requests += 1
             number = self._requests
             while True:
@@ -202,12 +202,12 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     async def _resume(self, lost: Transport) -> Transport | None:
         """A new connection to the session of a lost one; None if there is no way back."""
-        if not self._resumes or lost.lease is None or not lost.lease.seconds:
+        if not self._resumes or lost.given_up or lost.lease is None or not lost.lease.seconds:
             return None
-        closings, began, pause = self._closings, time.monotonic(), _FIRST_PAUSE_S
+        closings, began, pause = self._closings, lost.lost_at or time.monotonic(), _FIRST_PAUSE_S
         while self._closings == closings:
             if self._transport is not lost:
-                return self._transport  # another task was here first
+                return self._same_session(lost)  # another task was here first
             patience = lost.lease.seconds
             try:
                 fresh = await Transport.connect(self._url, self._options, lost.lease)
@@ -215,18 +215,25 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                 if isinstance(error.__cause__, ConnectionRefusedError):
                     patience = min(patience, _REFUSED_S)  # nobody is there, so who could have the session?
             except EnvHiveError:
-                return None
+                break
             else:
-                if self._closings != closings:
-                    fresh.abort()
-                    return None
-                self._transport = fresh
-                return fresh
+                if self._closings == closings and fresh.resumed:
+                    self._transport = fresh
+                    return fresh
+                await fresh.close()  # nobody wants it any longer, or it is another server's, with another session
+                break
             if not lost.was_cut or time.monotonic() - began + pause > patience:
-                return None
+                break
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+        lost.given_up = True
         return None
+
+    def _same_session(self, lost: Transport) -> Transport | None:
+        """The connection that the client has now, if it leads to the session of a lost one."""
+        now = self._transport
+        same = now is not None and now.lease is not None and lost.lease is not None
+        return now if same and now.lease.session_id == lost.lease.session_id else None  # type: ignore[union-attr]
 
     # The connection.
 
@@ -277,10 +284,12 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             transport = self._transport
             if transport is not None and not may_reconnect:
                 return transport  # open, or knowing why it is not
+            closings = self._closings
             if transport is not None and not transport.is_open and (resumed := await self._resume(transport)):
                 return resumed  # also for a reset: a new session would need a second place
             if transport is None or not transport.is_open:
-                closings = self._closings
+                if closings != self._closings:
+                    raise ConnectionLostError("The client was closed while it was connecting")
                 fresh = await Transport.connect(self._url, self._options)
                 if closings != self._closings:
                     fresh.abort()

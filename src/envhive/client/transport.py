@@ -8,6 +8,7 @@ import functools
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -115,8 +116,13 @@ class Transport(WSListener):
         self.url = url
         self.lease: Lease | None = None
         """Given by a server that speaks layer 2, in its hello."""
+        self.resumed = False
+        """True if the server says that it is the session asked for."""
         self.was_cut = False
         """True if the connection ended without a word from the server."""
+        self.lost_at = 0.0
+        self.given_up = False
+        """True if there is no way back to its session."""
         self._hello: asyncio.Future[None] | None = None  # where layer 2 is agreed
         self._on_queued: Callable[[float], None] | None = None
         self._by_id: dict[int, OnReply] = {}
@@ -288,6 +294,7 @@ class Transport(WSListener):
         if sent is not None and sent.code == WSCloseCode.MESSAGE_TOO_BIG:
             self.end(MessageTooLargeError(f"The server's reply is larger than {self._max_size} bytes"))
         self.was_cut = self._ended is None
+        self.lost_at = time.monotonic()
         self.end(ConnectionLostError(f"The connection to {self.url} was lost"))
         self._closed.set()
         if sent is not None and sent.code != WSCloseCode.OK:
@@ -305,21 +312,26 @@ class Transport(WSListener):
         try:
             message = decode_reply(payload)
         except InvalidJSONError as invalid:
-            if len(self._line):
+            if len(self._line) or self._by_id:
                 self._out_of_step(BadReplyError(f"The server's reply makes no sense: {invalid}"))
             return  # and what nobody asked for is dropped
         kind, data, number = message["type"], message.get("data"), message.get("id")
         if kind == "hello" and self._hello is not None and not self._hello.done():
             self.lease = Lease.of(message)
+            self.resumed = message.get("resumed") is True
             self._hello.set_result(None)
+            self._on_queued = None
             return
         if kind == "queued" and self._on_queued is not None and self._hello is not None and not self._hello.done():
             seconds = message.get("admission_timeout_s")
             self._on_queued(seconds if isinstance(seconds, (int, float)) else 0.0)
             return
         error = from_wire(data) if kind == "error" else None
-        if number is None:
-            asked = self._line.deliver((kind, data), error) or bool(self._by_id)
+        if number is None and error is not None and self._by_id:
+            asked = True
+            self._by_id.pop(next(iter(self._by_id)))(None, error)  # what the server could not read has no number
+        elif number is None:
+            asked = self._line.deliver((kind, data), error)
         else:
             asked = True  # if not any longer
             if (on_reply := self._by_id.pop(number, None)) is not None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from envhive.errors import SessionCapacityError
 from envhive.server.places import Places
+
+logger: Final = logging.getLogger("envhive.server")
 
 _LOOK_S: Final = 0.02
 """How often to look whether a place is free: another worker's session may have ended."""
@@ -36,6 +40,7 @@ class Line:
         self._clock = clock
         self._waiting: OrderedDict[int, tuple[Newcomer, float]] = OrderedDict()
         self._looking = False
+        self._admitting = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -58,21 +63,37 @@ class Line:
 
     def look(self) -> None:
         """Admit whoever's turn it is, and turn away those who have waited for too long."""
-        while self._waiting and self._places.take_in_turn(next(iter(self._waiting))):
-            _, (newcomer, _) = self._waiting.popitem(last=False)
+        if self._admitting:
+            return  # a session that ended at once: the loop below sees its place
+        self._admitting = True
+        try:
+            while self._waiting and self._places.take_in_turn(next(iter(self._waiting))):
+                _, (newcomer, _) = self._waiting.popitem(last=False)
+                self._show_first()
+                self._tell(newcomer.admitted)
+            now = self._clock()
+            for ticket in [ticket for ticket, (_, until) in self._waiting.items() if until <= now]:
+                newcomer, _ = self._waiting.pop(ticket)
+                error = SessionCapacityError(self._places.taken(), self._places.limit())
+                self._tell(functools.partial(newcomer.turned_away, error))
             self._show_first()
-            newcomer.admitted()
-        now = self._clock()
-        for ticket in [ticket for ticket, (_, until) in self._waiting.items() if until <= now]:
-            newcomer, _ = self._waiting.pop(ticket)
-            newcomer.turned_away(SessionCapacityError(self._places.taken(), self._places.limit()))
-        self._show_first()
+        finally:
+            self._admitting = False
+
+    @staticmethod
+    def _tell(what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception:  # whatever it is, the others go on waiting for their turn
+            logger.exception("A newcomer could not be told")
 
     def _look(self) -> None:
-        self.look()
-        self._looking = bool(self._waiting)
-        if self._looking:
-            asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+        try:
+            self.look()
+        finally:
+            self._looking = bool(self._waiting)
+            if self._looking:
+                asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _show_first(self) -> None:
         self._places.show_first(next(iter(self._waiting), None))

@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from envhive.errors import EnvHiveError, SessionCapacityError, SessionError
 from envhive.server.hive import Hive
 from envhive.server.mcp import answer_mcp_text
-from envhive.server.session import GOING_AWAY, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
+from envhive.server.session import GOING_AWAY, INBOX_LIMIT, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
 from envhive.wire.codec import decode_resume, encode_error_reply, encode_queued
 from envhive.wire.messages import LAYER_2
 
@@ -75,6 +75,7 @@ class AsgiConnection:
         self._resuming = resuming
         self._session: Session | None = None
         self._ticket: int | None = None
+        self._early: list[str | bytes] = []
         self._refusal: tuple[int, str] | None = None
         self._outbox: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
         self._may_read = asyncio.Event()
@@ -107,12 +108,11 @@ class AsgiConnection:
             if hive.line is None:
                 self.refuse(error, TRY_AGAIN_LATER, asked=False)
             else:
-                self._may_read.clear()
                 self._ticket = hive.line.join(self)
         except EnvHiveError as error:
             self.refuse(error, TRY_AGAIN_LATER, asked=False)
 
-    # While it waits for a place, it is not read from.
+    # While it waits for a place.
 
     def admitted(self) -> None:
         assert self._hive is not None
@@ -120,8 +120,11 @@ class AsgiConnection:
         try:
             self._session = self._hive.admit(self, reserved=True, layer=self._layer)
         except EnvHiveError as error:
-            self.refuse(error, TRY_AGAIN_LATER, asked=False)
-        self._may_read.set()
+            self.refuse(error, TRY_AGAIN_LATER, asked=bool(self._early))
+        early, self._early = self._early, []
+        for frame in early:
+            if self._session is not None:
+                self._give(self._session, frame)
 
     def told(self, position: int, patience_s: float) -> None:
         if self._layer == 2:
@@ -129,14 +132,11 @@ class AsgiConnection:
 
     def turned_away(self, error: SessionCapacityError) -> None:
         self._ticket = None
-        self._may_read.set()
-        self.refuse(error, TRY_AGAIN_LATER, asked=False)
+        self.refuse(error, TRY_AGAIN_LATER, asked=bool(self._early))
 
     async def _read(self, both: anyio.CancelScope) -> None:
         while True:
             message = await self._websocket.receive()
-            if self._ticket is not None and message["type"] != "websocket.disconnect":
-                await self._may_read.wait()
             if message["type"] == "websocket.disconnect":
                 if self._session is not None and message.get("code") == NORMAL_CLOSURE:
                     self._session.end()  # the client's own wish
@@ -146,6 +146,10 @@ class AsgiConnection:
             frame = frame if frame is not None else message.get("bytes") or b""
             if self._resuming is not None:
                 self._resume(self._resuming, frame)
+            elif self._ticket is not None:
+                self._early.append(frame)
+                if len(self._early) > INBOX_LIMIT:
+                    self.close(POLICY_VIOLATION, "too many requests before there is a session")
             elif self._refusal is not None:
                 self.close(*self._refusal)  # it has asked, and will now read why it was refused
             elif self._hive is not None and len(frame) > self._hive.config.max_message_size:
@@ -154,16 +158,23 @@ class AsgiConnection:
                 if session is not None:
                     session.detach()
             elif self._session is not None:
-                if isinstance(frame, str):
-                    self._session.receive(frame)
-                else:
-                    self._session.receive_binary(frame)
+                self._give(self._session, frame)
                 await self._may_read.wait()
+
+    @staticmethod
+    def _give(session: Session, frame: str | bytes) -> None:
+        if isinstance(frame, str):
+            session.receive(frame)
+        else:
+            session.receive_binary(frame)
 
     def _resume(self, session_id: str, frame: str | bytes) -> None:
         """The first frame of a client that comes back."""
         assert self._hive is not None
         self._resuming = None
+        if self._hive.belongs_elsewhere(session_id):
+            self.close(TRY_AGAIN_LATER, "another worker has this session")
+            return
         try:
             self._session = self._hive.resume(session_id, decode_resume(frame), self)
         except EnvHiveError as error:

@@ -44,10 +44,11 @@ class Doorbell:
 
     __slots__ = (
         "_asyncio_future_blocking",
-        "_cancelled",
+        "_context",
         "_entry",
         "_loop",
         "_rung",
+        "cancelled",
         "lent",
         "refused_to_cancel",
         "wake",
@@ -58,7 +59,8 @@ class Doorbell:
         self._loop = loop
         self._entry: Entry | None = None
         self._rung = False
-        self._cancelled = False
+        self._context: contextvars.Context | None = None
+        self.cancelled = False
         self.wake: Callable[[Doorbell], Any] | None = None
         """Set while the task waits here."""
         self.lent = False
@@ -74,7 +76,7 @@ class Doorbell:
         if _current_task(self._loop) is None:
             wake(self)
         else:
-            self._loop.call_soon(wake, self)
+            self._loop.call_soon(wake, self, context=self._context)
 
     def __await__(self) -> Generator[Any, None, Entry | None]:
         if not self._rung:
@@ -85,14 +87,16 @@ class Doorbell:
 
     # What a task asks of a future.
 
-    def add_done_callback(self, callback: Callable[[Doorbell], Any], *, context: Any = None) -> None:
-        self.wake = callback
+    def add_done_callback(
+        self, callback: Callable[[Doorbell], Any], *, context: contextvars.Context | None = None
+    ) -> None:
+        self.wake, self._context = callback, context
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
 
     def result(self) -> None:
-        if self._cancelled:
+        if self.cancelled:
             raise asyncio.CancelledError
 
     def cancel(self, msg: Any = None) -> bool:
@@ -100,10 +104,10 @@ class Doorbell:
         if self.lent:
             self.refused_to_cancel = True
             return False
-        self._cancelled = True
+        self.cancelled = True
         wake, self.wake = self.wake, None
         if wake is not None:
-            self._loop.call_soon(wake, self)
+            self._loop.call_soon(wake, self, context=self._context)
         return True
 
 
@@ -127,7 +131,10 @@ class CoroutineDriver:
 
     def run(self, job: Job, done: Done) -> None:
         """Run a coroutine, up to its first real wait before this returns, if no other task is running."""
-        task, bell, loop = self._task or self._start_task(), self._bell, self._loop
+        task, loop = self._task, self._loop
+        if task is None or task.done() or self._bell.cancelled:
+            task = self._start_task()  # the last one was cancelled, by whomever
+        bell = self._bell
         self._jobs += 1
         if bell.wake is None or _current_task(loop) is not None:
             self._pending = True

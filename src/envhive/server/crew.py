@@ -198,7 +198,9 @@ class Crew:
         """The worker that made a session, if its name tells of one that is at work."""
         worker = session_id[_UUID_LENGTH + 1 :]
         at_work = self.ledger.at_work()
-        return int(worker) if worker.isdecimal() and int(worker) < len(at_work) and at_work[int(worker)] else None
+        if not worker.isascii() or not worker.isdecimal() or len(worker) > 4:
+            return None
+        return int(worker) if int(worker) < len(at_work) and at_work[int(worker)] else None
 
     def hand_over(self, worker: int, parcel: Parcel, connection: int) -> bool:
         """Give a connection to another worker; False if that worker cannot be reached."""

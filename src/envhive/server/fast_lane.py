@@ -267,6 +267,9 @@ class FastConnection(WSListener):
         self._resuming = None
         if self._timer is not None:
             self._timer.cancel()
+        if self._hive.belongs_elsewhere(session_id):
+            self.abort("it could not be handed to the worker that has the session")  # and may get there next time
+            return
         try:
             token = decode_resume(frame.get_payload_as_bytes())
             self._session = self._hive.resume(session_id, token, self)
@@ -290,6 +293,7 @@ class FastConnection(WSListener):
             try:
                 text = frame.get_payload_as_utf8_text()
             except UnicodeDecodeError:
+                self._turn.handle()  # which came before it
                 self._fail(WSCloseCode.INVALID_TEXT, "invalid UTF-8")
                 return
             turn = self._turn
@@ -458,6 +462,7 @@ class FastConnection(WSListener):
         Send no more, but let the peer finish sending: closing on unread data would take back the close frame.
         """
         self.close_sent = True
+        self._leave_line()
         session, self._session = self._session, None
         if session is not None:
             session.detach()

@@ -114,8 +114,8 @@ class Hive:
             session.greet(self._limits)
             session.open()
         except RuntimeError as error:  # no thread can be started: the system's limit is reached
-            self.sessions.pop(session_id, None)
-            self._places.give_back()
+            if self.sessions.pop(session_id, None) is not None:
+                self._places.give_back()
             raise SessionError(f"The session could not be started: {error}") from error
         return session
 
@@ -127,6 +127,10 @@ class Hive:
     def _limits(self) -> dict[str, Any]:
         """What a client of layer 2 is told of this server."""
         return {"max_message_size": self.config.max_message_size, "step_timeout_s": self.config.step_timeout}
+
+    def belongs_elsewhere(self, session_id: str) -> bool:
+        """Whether another worker, which is at work, has made this session."""
+        return self.crew is not None and self.crew.owner_of(session_id) not in (None, self.crew.index)
 
     def resume(self, session_id: str, token: str, outlet: Outlet) -> Session:
         """The session of a client that lost its connection; raises `SessionNotFoundError`, whatever the reason."""
@@ -153,14 +157,14 @@ class Hive:
 
     async def _admit_in_turn(self, line: Line) -> Session:
         """A session for an HTTP request that waits for its place."""
-        visitor = _Visitor(asyncio.get_running_loop().create_future())
+        visitor = _Visitor(asyncio.get_running_loop().create_future(), self._places)
         ticket = line.join(visitor)
         try:
             await visitor.place
         except asyncio.CancelledError:
             line.leave(ticket)
-            if not visitor.place.cancelled():
-                self._places.give_back()  # it had just been taken
+            if visitor.has_place:
+                self._places.give_back()
             raise
         return self.admit(None, reserved=True)
 
@@ -168,6 +172,7 @@ class Hive:
         self._failures_in_a_row = 0 if error is None else self._failures_in_a_row + 1
 
     def session_closed(self, session: Session) -> None:
+        self._detached.discard(session)
         if self.sessions.pop(session.id, None) is not None:
             self._places.give_back()
             if self.line is not None:
@@ -322,12 +327,19 @@ class _Visitor:
     """An HTTP request that waits for a place."""
 
     place: asyncio.Future[None]
+    places: Places
+    has_place: bool = False
 
     def admitted(self) -> None:
-        self.place.set_result(None)
+        if self.place.done():
+            self.places.give_back()  # it has been cancelled, and is about to leave the line
+        else:
+            self.has_place = True
+            self.place.set_result(None)
 
     def told(self, position: int, patience_s: float) -> None:
         """HTTP has no way to say so before the answer."""
 
     def turned_away(self, error: SessionCapacityError) -> None:
-        self.place.set_exception(error)
+        if not self.place.done():
+            self.place.set_exception(error)

@@ -23,7 +23,7 @@ IN_FLIGHT: Final = 1
 class Extended:
     """What a session of layer 2 knows beyond one of layer 1."""
 
-    __slots__ = ("_last_id", "_last_reply", "detached_at", "lease_s", "request_id", "token")
+    __slots__ = ("_last_id", "_last_reply", "detached_at", "lease_s", "refused_id", "request_id", "token")
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
@@ -31,6 +31,8 @@ class Extended:
         self.token = secrets.token_urlsafe(24)
         self.request_id: int | str | None = None
         """Of the request that is being handled."""
+        self.refused_id: int | str | None = None
+        """Of a request that is answered without having been handled: nothing that need be remembered."""
         self.detached_at: float | None = None
         """When the connection was lost, until the client is back."""
         self._last_id: int | str | None = None
@@ -48,6 +50,9 @@ class Extended:
 
     def keep(self, reply: bytes) -> bytes:
         """Mark a reply with the id of its request, and remember it."""
+        if self.refused_id is not None:
+            refused, self.refused_id = self.refused_id, None
+            return with_id(reply, refused)
         if self.request_id is None:
             return reply
         reply = with_id(reply, self.request_id)

@@ -135,21 +135,59 @@ class LoopRunner(Runner):
             self._pool.submit(job, args, done)
 
 
+class Queued:
+    """A job for a thread that many sessions share: until it begins, it can be taken back."""
+
+    __slots__ = ("_begun", "_done", "_job", "_over")
+
+    def __init__(self, job: Job, done: Done) -> None:
+        self._job = job
+        self._done = done
+        self._begun = False
+        self._over = False
+
+    def work(self, *args: Any) -> Any:
+        if self._over:
+            return None
+        self._begun = True
+        return self._job(*args)
+
+    def finish(self, result: Any, error: EnvHiveError | None) -> None:
+        if not self._over:
+            self._over = True
+            self._done(result, error)
+
+    def cancel(self) -> bool:
+        if self._begun or self._over:
+            return False
+        self._over = True
+        self._done(None, ExecutionError("It was still waiting for the thread that all sessions share"))
+        return True
+
+
 class ThreadRunner(Runner):
     """For plain methods: all of them run on one thread, in order."""
 
-    __slots__ = ("_owns_thread", "_thread")
+    __slots__ = ("_owns_thread", "_queued", "_thread")
 
     def __init__(self, calls: Calls, thread: Worker, *, owns_thread: bool) -> None:
         super().__init__(calls)
         self._thread = thread
         self._owns_thread = owns_thread
+        self._queued: Queued | None = None
 
     def run(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
-        self._thread.submit(job, args, done)
+        if self._owns_thread:
+            self._thread.submit(job, args, done)
+        else:
+            self._queued = queued = Queued(job, done)
+            self._thread.submit(queued.work, args, queued.finish)
 
     def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         self._thread.submit(job, args, done)
+
+    def interrupt(self) -> bool:
+        return super().interrupt() or (self._queued is not None and self._queued.cancel())
 
     def release(self) -> None:
         super().release()

@@ -37,6 +37,7 @@ from envhive.wire.codec import (
     decode_step,
     encode_error_reply,
     encode_mcp_reply,
+    id_of,
     payload_of,
 )
 
@@ -287,11 +288,14 @@ class Session:
         if was is _IDLE:
             self._close_environment()
         else:
-            self._runner.interrupt()
             self._set_deadline(_STOPPING_S, self._leave_behind)
+            self._runner.interrupt()
 
     def _leave_behind(self) -> None:
         """The code cannot be stopped: the session is over without it. It is closed if it ever ends."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
         self._phase = _STUCK
         self._keeper.session_stuck(self, stuck=True)
         self._let_go()
@@ -467,6 +471,8 @@ class Session:
             else:
                 self.end()
         except (RequestError, SessionError) as error:
+            if self._extended is not None and self._extended.request_id is None:
+                self._extended.refused_id = id_of(frame)
             self._phase = _BUSY
             self._answered(None, error)
 
@@ -481,9 +487,8 @@ class Session:
     def _overdue(self, what: str, timeout_s: float) -> None:
         """Answer for a request that takes too long. What stops when told to goes on; what does not is left behind."""
         self._overruled = StepTimeoutError(f"{what} took longer than {timeout_s:g} s")
-        if self._runner.interrupt():
-            self._set_deadline(_STOPPING_S, self._give_up)
-        else:
+        self._set_deadline(_STOPPING_S, self._give_up)
+        if not self._runner.interrupt():
             self._give_up()
 
     def _give_up(self) -> None:
@@ -561,9 +566,12 @@ class Session:
 
     def _close_environment(self) -> None:
         self.busy_with = "closing"
-        self._runner.close(self._environment_closed)
         if self._phase is _CLOSING:
             self._set_deadline(_CLOSING_S, self._leave_behind)
+        try:
+            self._runner.close(self._environment_closed)
+        except RuntimeError as error:  # no thread is left that could close it
+            self._environment_closed(None, SessionError(str(error)))
 
     def _environment_closed(self, result: Any, error: EnvHiveError | None) -> None:
         if self._deadline is not None:

@@ -6,6 +6,7 @@ import _thread
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import sys
 import threading
@@ -22,6 +23,8 @@ Job = Callable[..., Any]
 Entry = tuple[Job, tuple[Any, ...], Done]
 Letter = tuple[Done, Any, EnvHiveError | None]
 Inbox = SimpleQueue[Entry | None]
+
+logger: Final = logging.getLogger("envhive.server")
 
 _SMALLEST_STACK: Final = 256 * 1024
 _QUICK_S: Final = 100e-6
@@ -74,8 +77,12 @@ class Pool:
 
     def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         if self._threads < min(self._pending + 1, self._size):
-            self._mailbox.start_thread(_work, (self._inbox, self._mailbox))
-            self._threads += 1
+            try:
+                self._mailbox.start_thread(_work, (self._inbox, self._mailbox))
+                self._threads += 1
+            except RuntimeError:
+                if not self._threads:
+                    raise  # with those that there are it only takes longer
         self._pending += 1
         self._inbox.put((job, args, functools.partial(self._finished, done)))
 
@@ -193,7 +200,7 @@ class Mailbox:
             if self._waiting:
                 self._start_round()
         self._passed_before = self._passed
-        if self._batons:
+        if self._batons or self._waiting or self._letters:
             self._loop.call_later(_PATIENCE_S, self._look)
         else:
             self._looking = False
@@ -219,6 +226,8 @@ class Mailbox:
             for _ in range(len(letters)):
                 done, result, error = letters.popleft()
                 done(result, error)
+        except Exception:  # whatever it is, the others are to get their answers
+            logger.exception("An answer could not be delivered")
         finally:
             if letters and not self._woken:
                 self._woken = True

@@ -51,7 +51,21 @@ def decode_extended_request(text: str | bytes) -> Request:
         message = _decode_extended(text)
     except NOT_A_STEP:
         message = _decode_carefully(text, Request)
+    if isinstance(message.id, str) and not message.id.isprintable():
+        raise InvalidMessageError("Invalid message", [_problem("id", "An id must be printable", None, loc=("id",))])
     return _checked(message)
+
+
+def id_of(text: str | bytes) -> int | str | None:
+    """The id in a frame that is no valid request otherwise, so that its error can name it."""
+    try:
+        document = decode_value(text)
+    except InvalidJSONError:
+        return None
+    found = document.get("id") if isinstance(document, dict) else None
+    if isinstance(found, bool) or not isinstance(found, (int, str)):
+        return None
+    return found if isinstance(found, int) or found.isprintable() else None
 
 
 def _checked(message: M) -> M:
@@ -96,7 +110,7 @@ def decode_resume(text: str | bytes) -> str:
     document = decode_value(text)
     data = document.get("data") if isinstance(document, dict) and document.get("type") == "resume" else None
     token = data.get("token") if isinstance(data, dict) else None
-    if not isinstance(token, str):
+    if not isinstance(token, str) or not token.isascii():
         raise InvalidMessageError("The first message on this connection must be a resume with a token")
     return token
 
