@@ -13,6 +13,7 @@ from envhive.types import ConcurrencyConfig, ServerMode
 
 DEFAULT_MAX_SESSIONS: Final = 1000
 LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
+ISOLATIONS: Final = ("thread", "process")
 
 T = TypeVar("T")
 
@@ -36,6 +37,10 @@ class ServerConfig:
     grace_period: float = 30.0
     """Seconds that running steps get to finish when the server is told to stop."""
     thread_stack_size: int = 1024 * 1024
+    isolation: str | None = None
+    """`thread` or `process`; if not given, the class's `ISOLATION`, else `thread`."""
+    memory_limit: int | None = None
+    """Megabytes that a session's process may take on top of what the server had loaded."""
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str] | None = None, **given: Any) -> ServerConfig:
@@ -133,6 +138,12 @@ def _log_level(name: str, text: str) -> str:
     return text.lower()
 
 
+def as_isolation(name: str, text: str) -> str:
+    if text not in ISOLATIONS:
+        raise ConfigurationError(f"{name} must be {' or '.join(ISOLATIONS)}, not {text!r}.")
+    return text
+
+
 def _mode(name: str, text: str) -> ServerMode:
     try:
         return as_mode(text)
@@ -154,5 +165,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "ENVHIVE_MAX_MESSAGE_SIZE": ("max_message_size", _positive_int),
     "ENVHIVE_GRACE_PERIOD": ("grace_period", _positive_float),
     "ENVHIVE_THREAD_STACK_SIZE": ("thread_stack_size", _positive_int),
+    "ENVHIVE_ISOLATION": ("isolation", lambda name, text: as_isolation(name, text.lower())),
+    "ENVHIVE_MEMORY_LIMIT": ("memory_limit", _positive_int),
 }
 """Later entries win over earlier ones for the same field."""

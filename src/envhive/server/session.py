@@ -254,11 +254,11 @@ class Session:
 
     async def ask(self, job: Callable[[Any], Any]) -> Any:
         """Run `job(environment)` where the environment's code runs."""
-        return await self._ask("job", lambda done: self._runner.run(job, (self._runner.env,), done))
+        return await self._ask("job", lambda done: self._runner.call(job, done))
 
     async def ask_async(self, job: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         """Run the coroutine function `job(environment)`; the session is busy with it, so it does not expire."""
-        return await self._ask("job", lambda done: self._runner.run_async(job(self._runner.env), done))
+        return await self._ask("job", lambda done: self._runner.call_async(job, done))
 
     async def _ask(self, what: str, start: Callable[[Done], None]) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -284,13 +284,12 @@ class Session:
         return await answer
 
     def info(self) -> SessionInfo:
-        env = self._runner.env
         return SessionInfo(
             session_id=self.id,
             created_at=self._created_at,
             last_activity_at=time.time() - max(0.0, self._clock() - self.last_active),
             step_count=self.steps,
-            environment_type=type(env).__name__ if env is not None else "",
+            environment_type=self._runner.env_name,
         )
 
     def summary(self, now: float) -> dict[str, Any]:
@@ -301,6 +300,7 @@ class Session:
             "idle_s": 0.0 if self._phase is _BUSY else round(max(0.0, now - self.last_active), 1),
             "steps": self.steps,
             "doing": self.busy_with or "idle",
+            **({} if self._runner.env_pid is None else {"env_pid": self._runner.env_pid}),
         }
 
     # The line of requests.
