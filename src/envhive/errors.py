@@ -179,7 +179,7 @@ class EnvironmentCrashedError(EnvironmentFailureError):
 
     code = "ENV_CRASHED"
 
-    def __init__(self, signal: str | None = None, exit_code: int | None = None, message: str = "") -> None:
+    def __init__(self, message: str = "", signal: str | None = None, exit_code: int | None = None) -> None:
         super().__init__(message)
         self.signal = signal
         self.exit_code = exit_code
@@ -200,7 +200,7 @@ class EnvironmentCrashedError(EnvironmentFailureError):
     def _from_wire(cls, message: str, data: dict[str, Any]) -> EnvHiveError:
         signal, exit_code = data.get("signal"), data.get("exit_code")
         return cls(
-            signal if isinstance(signal, str) else None, exit_code if isinstance(exit_code, int) else None, message
+            message, signal if isinstance(signal, str) else None, exit_code if isinstance(exit_code, int) else None
         )
 
 

@@ -24,6 +24,8 @@ CHUNK: Final = 256 * 1024
 """Bytes to read at once."""
 
 _PREFIX: Final = 8
+_LONGEST_WAIT_S: Final = 3600.0
+"""Seconds that a server may take to read an answer before it counts as gone."""
 
 
 def pack(message: Any) -> bytes:
@@ -87,6 +89,8 @@ class Resident:
         loop = asyncio.get_running_loop()
         self._left = loop.create_future()
         loop.add_reader(self._link, self._listen)
+        # The loop has made the descriptor one that does not wait; with a time-out, Python itself waits to send.
+        self._link.settimeout(_LONGEST_WAIT_S)
         await self._left
         loop.remove_reader(self._link)
 
