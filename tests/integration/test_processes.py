@@ -78,13 +78,16 @@ def test_a_crash_costs_its_own_session_alone(env: str, workers: str) -> None:
 
 
 def test_a_killed_server_leaves_no_process() -> None:
-    with serve() as server:
-        clients, pids = asyncio.run(opened(server, 4))
+    async def scenario(server: ServerProcess) -> None:
+        clients, pids = await opened(server, 4)
         everything = [server.process.pid, *descendants(server.process.pid)]
         assert set(pids) < set(everything)
         server.process.kill()
-        eventually(lambda: not [pid for pid in everything if is_alive(pid)], within=20)
-    assert clients
+        await asyncio.to_thread(eventually, lambda: not [pid for pid in everything if is_alive(pid)], 20)
+        await close_all(clients)
+
+    with serve() as server:
+        asyncio.run(scenario(server))
 
 
 def test_a_killed_worker_leaves_no_process_and_costs_only_its_own_sessions() -> None:
@@ -121,16 +124,19 @@ def test_a_stopped_server_closes_every_environment_and_leaves_no_process(
         "    def __init__(self):\n"
         "        super().__init__(Path('journal'))\n"
     )
-    options = ("--workers", workers, *PROCESSES)
-    environ = {"PYTHONPATH": str(ROOT)}
-    with envhive_serve("noting:Noting", *options, cwd=tmp_path, environ=environ) as server:
-        clients, pids = asyncio.run(opened(server, 4))
+
+    async def scenario(server: ServerProcess) -> None:
+        clients, pids = await opened(server, 4)
         everything = descendants(server.process.pid)
         assert set(pids) < set(everything)
         server.process.send_signal(number)
-        assert server.process.wait(timeout=20) == 0
+        assert await asyncio.to_thread(server.process.wait, 20) == 0
         assert not [pid for pid in everything if is_alive(pid)]
-    assert clients
+        await close_all(clients)
+
+    options = ("--workers", workers, *PROCESSES)
+    with envhive_serve("noting:Noting", *options, cwd=tmp_path, environ={"PYTHONPATH": str(ROOT)}) as server:
+        asyncio.run(scenario(server))
     assert (tmp_path / "journal").read_text().split() == ["close"] * 4
 
 
