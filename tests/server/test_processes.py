@@ -7,12 +7,15 @@ import functools
 import json
 import os
 import signal
+import socket
 import threading
+import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from envhive.errors import (
     ConfigurationError,
@@ -587,6 +590,59 @@ def test_the_client_is_told_what_happened(lane: Any) -> None:
         }
         assert reset(ws, seed=2)["data"]["observation"]["total"] == 2
         eventually(lambda: not is_alive(pid))
+
+
+def test_a_server_that_moves_to_another_loop_leaves_its_processes_behind_dead() -> None:
+    hive = hive_for(Wild)
+    _, pid = asyncio.run(opened(hive))  # never closed: its loop is gone
+
+    async def scenario(hive: Hive) -> None:
+        session, other = await opened(hive)
+        await until(lambda: not is_alive(pid))
+        assert (await do(session))["pid"] == other
+
+    run(hive, scenario)
+
+
+@pytest.mark.parametrize("env", [Wild, AsyncWild])
+def test_a_hive_may_be_made_while_a_loop_runs_and_clients_are_connected(env: type[Wild]) -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        hive = hive_for(env)
+        try:
+            session, _ = await opened(hive)
+            assert (await do(session))["total"] == 1
+            theirs.close()
+            assert ours.recv(1) == b""  # no environment's process keeps the connection open
+        finally:
+            ours.close()
+            await hive.shutdown()
+
+    uvloop.run(asyncio.wait_for(main(), 60))
+
+
+class Tasked(Wild):
+    def list_splits(self) -> list[str]:
+        return ["train", str(os.getpid() != _server_pid)]
+
+    async def num_tasks(self, split: str) -> int:
+        await asyncio.sleep(0)
+        return len(split)
+
+
+_server_pid = os.getpid()
+
+
+def test_task_sets_are_asked_in_the_process() -> None:
+    options = {"action_cls": Deed, "observation_cls": Outcome, "env_name": "tasked"}
+    with serving(Tasked, "asgi", config={"isolation": "process"}, **options) as server:
+        with urllib.request.urlopen(f"{server.url}/tasked/splits", timeout=10) as reply:
+            assert [split["name"] for split in json.load(reply)] == ["train", "True"]
+        request = urllib.request.Request(
+            f"{server.url}/tasked/num_tasks", b'{"split":"train"}', {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            assert json.load(reply)["num_tasks"] == 5
 
 
 def test_private_descriptors_stay_private() -> None:

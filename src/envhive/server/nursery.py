@@ -58,7 +58,7 @@ _private: Final[set[int]] = set()
 
 
 def keep_private(*descriptors: int) -> None:
-    """These descriptors are the server's own: no environment's process gets them."""
+    """These descriptors are the server's own: no environment's process gets them. Its connections are so anyway."""
     _private.update(descriptors)
 
 
@@ -97,7 +97,6 @@ class Nursery:
             self.link.close()
             _be_for_ever(_Nurse(theirs, calls, memory_limit).run)
         theirs.close()
-        keep_private(self.link.fileno())
         self._end = weakref.finalize(self, _end_nursery, os.getpid(), self.pid, self.link)
 
     def stop(self) -> None:
@@ -108,7 +107,6 @@ class Nursery:
 def _end_nursery(owner: int, pid: int, link: socket.socket) -> None:
     if os.getpid() != owner:
         return  # a copy of it, in a process that somebody forked
-    _private.discard(link.fileno())
     link.close()
     with contextlib.suppress(ChildProcessError):  # somebody waits for all children of this process
         os.waitpid(pid, 0)
@@ -137,9 +135,7 @@ class _Nurse:
 
     def run(self) -> None:
         os.setsid()  # Ctrl-C is for the server
-        for descriptor in _private:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        _let_go_of_connections(self._link.fileno())
         self._link.setblocking(True)
         atexit._clear()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -235,6 +231,26 @@ class _Nurse:
             _kill(pid)
         for pid in self._pids.values():
             os.waitpid(pid, 0)
+
+
+def _let_go_of_connections(link: int) -> None:
+    """Hold nothing open that is the server's: its listening socket, its clients, the nurseries of other environments.
+
+    They are replaced, not closed: some object may still use the number, which must not come to mean something else.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        if descriptor not in (0, 1, 2, link) and (descriptor in _private or _is_connection(descriptor)):
+            os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+
+
+def _is_connection(descriptor: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as found:
+            return found.type == socket.SOCK_STREAM
+    except OSError:  # no socket, or the one with which the folder was read
+        return False
 
 
 def _kill(pid: int) -> None:

@@ -62,8 +62,10 @@ class NurseryLink:
 
     def stop(self) -> None:
         """Nobody on this event loop waits for anything any more."""
-        for number in self._children:
+        children, self._children = self._children, {}
+        for number, child in children.items():
             self.kill(number)
+            child.abandon()
         self._close()
 
     def _close(self) -> None:
@@ -78,23 +80,27 @@ class NurseryLink:
 
     def _order(self, kind: bytes, number: int, descriptor: socket.socket | None) -> None:
         self._outgoing.append((ORDER.pack(kind, number), descriptor))
-        if len(self._outgoing) == 1:
-            self._write()
+        if len(self._outgoing) == 1 and not self._write():
+            self.loop.add_writer(self._link, self._write_on)
 
-    def _write(self) -> None:
+    def _write_on(self) -> None:
+        if self._write():
+            self.loop.remove_writer(self._link)
+
+    def _write(self) -> bool:
+        """Send what waits; False if some of it has to wait longer."""
         while self._outgoing:
             order, descriptor = self._outgoing[0]
             try:
                 socket.send_fds(self._link, [order], [] if descriptor is None else [descriptor.fileno()])
             except BlockingIOError:
-                self.loop.add_writer(self._link, self._write)
-                return
+                return False
             except OSError:
-                return  # the nursery is gone, as reading will tell
+                return True  # the nursery is gone, as reading will tell
             self._outgoing.popleft()
             if descriptor is not None:
                 descriptor.close()  # it is on its way, and the system holds it
-        self.loop.remove_writer(self._link)
+        return True
 
     def _read(self) -> None:
         try:
@@ -131,12 +137,24 @@ class NurseryLink:
 class Child:
     """A process with an environment in it: this end of its socket."""
 
-    __slots__ = ("_done", "_link", "_number", "_on_death", "_outgoing", "_socket", "_timer", "_unpacker", "pid")
+    __slots__ = (
+        "_done",
+        "_is_heard",
+        "_link",
+        "_number",
+        "_on_death",
+        "_outgoing",
+        "_socket",
+        "_timer",
+        "_unpacker",
+        "pid",
+    )
 
     def __init__(self, link: NurseryLink, on_death: Callable[[int | None], None]) -> None:
         self._link = link
         self._on_death = on_death
         self._done: Done | None = None
+        self._is_heard = True
         self._outgoing = b""
         self._timer: asyncio.TimerHandle | None = None
         self._unpacker = Unpacker()
@@ -163,6 +181,11 @@ class Child:
     def kill(self) -> None:
         self._link.kill(self._number)
 
+    def interrupt(self) -> None:
+        """Kill it, and take no answer from it any more."""
+        self._is_heard = False
+        self.kill()
+
     def kill_after(self, seconds: float) -> None:
         """Kill it unless it answers, or ends, within so many seconds."""
         self._stop_timer()
@@ -170,24 +193,38 @@ class Child:
 
     def died(self, status: int | None) -> None:
         """It is dead. What it said last is still heard."""
-        self._drain()
-        self._stop_timer()
-        self._link.loop.remove_reader(self._socket)
-        self._link.loop.remove_writer(self._socket)
-        self._socket.close()
+        while self._read():
+            pass
+        self._let_go()
         done, self._done = self._done, None
         self._on_death(status)
         if done is not None:
             done(None, crash(status))
 
-    def _send(self, data: bytes) -> None:
-        if self._outgoing:
-            self._outgoing += data
-            return
-        self._outgoing = data
-        self._write()
+    def abandon(self) -> None:
+        """Be as if it were dead: nobody waits for it any more."""
+        self._let_go()
+        self._on_death(None)
 
-    def _write(self) -> None:
+    def _let_go(self) -> None:
+        self._stop_timer()
+        if not self._link.loop.is_closed():
+            self._link.loop.remove_reader(self._socket)
+            self._link.loop.remove_writer(self._socket)
+        self._socket.close()
+
+    def _send(self, data: bytes) -> None:
+        waiting = bool(self._outgoing)
+        self._outgoing += data
+        if not waiting and not self._write():
+            self._link.loop.add_writer(self._socket, self._write_on)
+
+    def _write_on(self) -> None:
+        if self._write():
+            self._link.loop.remove_writer(self._socket)
+
+    def _write(self) -> bool:
+        """Send what waits; False if some of it has to wait longer."""
         try:
             sent = self._socket.send(self._outgoing)
         except BlockingIOError:
@@ -195,10 +232,7 @@ class Child:
         except OSError:
             sent = len(self._outgoing)  # it is dead, as its nursery will report
         self._outgoing = self._outgoing[sent:]
-        if self._outgoing:
-            self._link.loop.add_writer(self._socket, self._write)
-        else:
-            self._link.loop.remove_writer(self._socket)
+        return not self._outgoing
 
     def _read(self) -> bool:
         """Take in what has come; False if there is nothing."""
@@ -212,16 +246,12 @@ class Child:
             self._link.loop.remove_reader(self._socket)
             self.kill()  # it has most likely ended; if it closed its socket instead, it is of no use
             return False
-        for body in self._unpacker.feed(data):
+        for body in self._unpacker.feed(data) if self._is_heard else ():
             self._stop_timer()
             done, self._done = self._done, None
             if done is not None:
                 done(*_answer_in(body))
         return True
-
-    def _drain(self) -> None:
-        while self._read():
-            pass
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -323,7 +353,7 @@ class ProcessRunner(Runner):
 
     def interrupt(self) -> bool:
         if self._child is not None:
-            self._child.kill()
+            self._child.interrupt()
         return True
 
     def close(self, done: Done) -> None:

@@ -64,7 +64,7 @@ def main() -> int:
     set_up_logging(config.log_level)
     crew = Crew(orders["index"], Path(orders["folder"]), Ledger(orders["ledger"], orders["count"]))
     enlist(crew)
-    keep_private(*(orders[name] for name in ("listener", "ledger", "lifeline", "status")))
+    keep_private(*(orders[name] for name in ("ledger", "lifeline", "status")))
     wanted = {name: value for name, value in options.items() if name not in ("host", "port", "workers", "log_level")}
     try:
         with forced(**wanted):
