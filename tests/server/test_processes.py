@@ -604,6 +604,20 @@ def test_a_server_that_moves_to_another_loop_leaves_its_processes_behind_dead() 
     run(hive, scenario)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_server_forked_after_the_app_was_loaded_has_a_nursery_of_its_own() -> None:
+    hive = hive_for(Wild)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run(hive, open_one)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0) == (pid, 0)
+    run(hive, open_one)
+
+
 @pytest.mark.parametrize("env", [Wild, AsyncWild])
 def test_a_hive_may_be_made_while_a_loop_runs_and_clients_are_connected(env: type[Wild]) -> None:
     async def main() -> None:

@@ -79,7 +79,7 @@ def nursery_for(calls: Calls, env_cls: type | None, config: ServerConfig) -> Nur
 class Nursery:
     """The nursery, as the server that made it sees it."""
 
-    __slots__ = ("__weakref__", "_end", "link", "numbers", "pid")
+    __slots__ = ("__weakref__", "_calls", "_end", "_memory_limit", "_owner", "link", "numbers", "pid")
 
     def __init__(self, calls: Calls, memory_limit: int | None) -> None:
         if threading.active_count() > 1:
@@ -87,6 +87,9 @@ class Nursery:
                 "Threads are running while environments are prepared for processes of their own: a lock that one of "
                 "them holds now stays locked there. Make the app before any thread is started."
             )
+        self._calls = calls
+        self._memory_limit = memory_limit
+        self._owner = os.getpid()
         self.link, theirs = socket.socketpair()
         self.numbers = itertools.count(1)
         """A number for each child there ever was."""
@@ -97,7 +100,11 @@ class Nursery:
             self.link.close()
             _be_for_ever(_Nurse(theirs, calls, memory_limit).run)
         theirs.close()
-        self._end = weakref.finalize(self, _end_nursery, os.getpid(), self.pid, self.link)
+        self._end = weakref.finalize(self, _end_nursery, self._owner, self.pid, self.link)
+
+    def here(self) -> Nursery:
+        """This one; in a process forked after it was made, as by servers that load the app first, one of its own."""
+        return self if os.getpid() == self._owner else Nursery(self._calls, self._memory_limit)
 
     def stop(self) -> None:
         """End it, and with it every process that is left. May be called twice."""

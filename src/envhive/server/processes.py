@@ -32,8 +32,8 @@ class NurseryLink:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, nursery: Nursery) -> None:
         self.loop = loop
-        self._nursery = nursery
-        self._link = nursery.link
+        self._nursery = nursery.here()
+        self._link = self._nursery.link
         self._children: dict[int, Child] = {}
         self._outgoing: deque[tuple[bytes, socket.socket | None]] = deque()
         self._incoming = b""
