@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import json
 import os
@@ -23,6 +24,7 @@ from envhive.errors import (
     EnvironmentCrashedError,
     EnvironmentFactoryError,
     ExecutionError,
+    SessionError,
 )
 from envhive.server import nursery, processes
 from envhive.server.blueprint import Blueprint
@@ -395,14 +397,39 @@ def test_a_reset_whose_constructor_fails_may_be_tried_again(tmp_path: Path) -> N
     run(hive_for(make), scenario)
 
 
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, server = os.fork, os.getpid()
+
+    def fork_here_only() -> int:
+        if os.getpid() != server:
+            raise BlockingIOError(errno.EAGAIN, "no more")
+        return fork()
+
+    async def scenario(hive: Hive) -> None:
+        with pytest.raises(SessionError, match="temporarily unavailable"):
+            await hive.admit(None).ask_reset({})
+        await until(lambda: not hive.sessions)
+
+    monkeypatch.setattr(os, "fork", fork_here_only)
+    run(hive_for(Wild), scenario)
+
+
+def test_an_app_made_on_another_thread_works_too() -> None:
+    made: list[Hive] = []
+    thread = threading.Thread(target=lambda: made.append(hive_for(Wild)))
+    thread.start()
+    thread.join()
+    run(made[0], open_one)
+
+
 def test_without_its_nursery_the_server_says_so_and_hangs_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(hive: Hive) -> None:
         session, pid = await opened(hive)
         assert hive._nursery is not None
         os.kill(hive._nursery.pid, signal.SIGKILL)
-        with pytest.raises(EnvironmentCrashedError):
+        with pytest.raises(SessionError, match="Restart the server"):  # which is no fault of the environment's
             await do_for_ever(session)
-        with pytest.raises(EnvironmentCrashedError):
+        with pytest.raises(SessionError):
             await session.ask_reset({})
         await until(lambda: not is_alive(pid))
         assert "is gone" in caplog.text
@@ -457,6 +484,26 @@ def test_a_client_that_leaves_a_step_that_never_ends_does_not_hold_the_place(
             await stuck
 
     run(hive_for(functools.partial(Wild, journal), max_sessions=1), scenario)
+
+
+def test_a_client_that_leaves_a_constructor_that_never_ends_does_not_hold_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "CANCEL_PATIENCE_S", 0.1)
+    journal = tmp_path / "journal"
+
+    def make() -> Wild:
+        env = Wild(journal)
+        env.spin(Deed())
+        return env
+
+    async def scenario(hive: Hive) -> None:
+        session = hive.admit(None)
+        await until(lambda: lines(journal) == ["spin"])
+        await end(session)
+        assert not hive.sessions
+
+    run(hive_for(make, max_sessions=1), scenario)
 
 
 def test_a_coroutine_is_cancelled_when_its_client_leaves(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ _FAILURE: Final = 70
 _PR_SET_PDEATHSIG: Final = 1
 _FIRST_TO_GO: Final = "500"
 
+_libc: Final = ctypes.CDLL(None)
 _private: Final[set[int]] = set()
 
 
@@ -168,9 +169,10 @@ class _Nurse:
 
     def _obey(self) -> bool:
         """Do what the server says next; False if there is no server any more."""
-        data, descriptors, _, _ = socket.recv_fds(self._link, ORDER.size, 1)
-        while data and len(data) < ORDER.size:
-            data += self._link.recv(ORDER.size - len(data))
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._link, ORDER.size, 1)
+        except OSError:  # it went without having read all reports
+            return False
         if not data:
             return False
         kind, number = ORDER.unpack(data)
@@ -271,7 +273,7 @@ def _kill(pid: int) -> None:
 def _die_with(parent: int) -> None:
     """Be killed when the nursery is, and before the server is when memory runs out."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
     if os.getppid() != parent:

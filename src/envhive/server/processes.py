@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from envhive.errors import EnvHiveError, EnvironmentCrashedError, ExecutionError, SessionError
-from envhive.server.nursery import BORN, DIED, FORK, KILL, ORDER, REPORT, Nursery
+from envhive.server.nursery import DIED, FAILED, FORK, KILL, ORDER, REPORT, Nursery
 from envhive.server.resident import CHUNK, Unpacker, pack
 from envhive.server.runner import Runner
 from envhive.server.threads import Done
@@ -25,6 +25,12 @@ CLOSE_PATIENCE_S: Final = 5.0
 """Seconds that `close()` may take before the process is killed."""
 CANCEL_PATIENCE_S: Final = 30.0
 """Seconds that a step may go on when its client has left."""
+
+Fate = int | str
+"""How a process ended: its status, as `waitpid` gives it, or in words why that is not the environment's doing."""
+
+_NO_NURSERY: Final = "The process that environments are forked from is gone. Restart the server."
+_LEFT_BEHIND: Final = "The session was left behind."
 
 
 class NurseryLink:
@@ -52,7 +58,7 @@ class NurseryLink:
             self._order(FORK, number, theirs)
         else:
             theirs.close()
-            self.loop.call_soon(self._bury, number, None)
+            self.loop.call_soon(self._bury, number, _NO_NURSERY)
         return number
 
     def kill(self, number: int) -> None:
@@ -116,22 +122,23 @@ class NurseryLink:
         whole = len(data) - len(data) % REPORT.size
         self._incoming = data[whole:]
         for kind, number, value in REPORT.iter_unpack(data[:whole]):
-            if kind == BORN:
-                if number in self._children:
-                    self._children[number].pid = value
-            else:
-                self._bury(number, value if kind == DIED else None)
+            if kind == DIED:
+                self._bury(number, value)
+            elif kind == FAILED:
+                self._bury(number, f"No process could be started for the environment: {os.strerror(value)}.")
+            elif number in self._children:
+                self._children[number].pid = value
 
     def _lost(self) -> None:
-        logger.error("The process that environments are forked from is gone: no session can be opened any more")
+        logger.error(_NO_NURSERY)
         self._close()
         for number in list(self._children):
-            self._bury(number, None)
+            self._bury(number, _NO_NURSERY)
 
-    def _bury(self, number: int, status: int | None) -> None:
+    def _bury(self, number: int, fate: Fate) -> None:
         child = self._children.pop(number, None)
         if child is not None:
-            child.died(status)
+            child.died(fate)
 
 
 class Child:
@@ -150,7 +157,7 @@ class Child:
         "pid",
     )
 
-    def __init__(self, link: NurseryLink, on_death: Callable[[int | None], None]) -> None:
+    def __init__(self, link: NurseryLink, on_death: Callable[[Fate], None]) -> None:
         self._link = link
         self._on_death = on_death
         self._done: Done | None = None
@@ -191,20 +198,20 @@ class Child:
         self._stop_timer()
         self._timer = self._link.loop.call_later(seconds, self.kill)
 
-    def died(self, status: int | None) -> None:
+    def died(self, fate: Fate) -> None:
         """It is dead. What it said last is still heard."""
         while self._read():
             pass
         self._let_go()
         done, self._done = self._done, None
-        self._on_death(status)
+        self._on_death(fate)
         if done is not None:
-            done(None, crash(status))
+            done(None, failure_of(fate))
 
     def abandon(self) -> None:
         """Be as if it were dead: nobody waits for it any more."""
         self._let_go()
-        self._on_death(None)
+        self._on_death(_LEFT_BEHIND)
 
     def _let_go(self) -> None:
         self._stop_timer()
@@ -267,11 +274,11 @@ def _answer_in(body: bytes) -> tuple[Any, EnvHiveError | None]:
     return result, error
 
 
-def crash(status: int | None) -> EnvironmentCrashedError:
-    """What a process's status, as `waitpid` gives it, means to its client."""
-    if status is None:
-        return EnvironmentCrashedError()
-    code = os.waitstatus_to_exitcode(status)
+def failure_of(fate: Fate) -> EnvHiveError:
+    """What the end of a process means to its client."""
+    if isinstance(fate, str):
+        return SessionError(fate)
+    code = os.waitstatus_to_exitcode(fate)
     if code >= 0:
         return EnvironmentCrashedError(exit_code=code)
     try:
@@ -283,14 +290,14 @@ def crash(status: int | None) -> EnvironmentCrashedError:
 class ProcessRunner(Runner):
     """Runs an environment in a process of its own. If that ends, `reset` starts another."""
 
-    __slots__ = ("_child", "_env_name", "_link", "_on_closed", "_session_id", "_status")
+    __slots__ = ("_child", "_env_name", "_fate", "_link", "_on_closed", "_session_id")
 
     def __init__(self, link: NurseryLink, session_id: str) -> None:
         self._link = link
         self._session_id = session_id
         self._child: Child | None = None
         self._env_name = ""
-        self._status: int | None = None
+        self._fate: Fate = _LEFT_BEHIND
         self._on_closed: Done | None = None
 
     @property
@@ -342,7 +349,7 @@ class ProcessRunner(Runner):
 
     def _ask(self, what: str, args: tuple[Any, ...], done: Done) -> None:
         if self._child is None:
-            done(None, crash(self._status))
+            done(None, failure_of(self._fate))
         else:
             self._child.ask(what, args, done)
 
@@ -364,10 +371,10 @@ class ProcessRunner(Runner):
             self._child.tell("close")
             self._child.kill_after(CLOSE_PATIENCE_S)
 
-    def _died(self, status: int | None) -> None:
-        pid, self._child, self._status = self.env_pid, None, status
-        if status != 0 or self._on_closed is None:
-            logger.warning("Session %s, process %s: %s", self._session_id, pid, crash(status))
+    def _died(self, fate: Fate) -> None:
+        pid, self._child, self._fate = self.env_pid, None, fate
+        if fate != 0 or self._on_closed is None:
+            logger.warning("Session %s, process %s: %s", self._session_id, pid, failure_of(fate))
         done, self._on_closed = self._on_closed, None
         if done is not None:
             done(None, None)

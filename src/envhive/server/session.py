@@ -207,7 +207,7 @@ class Session:
         self._phase = _CLOSING
         self._farewell = (code, reason)
         self._drop_inbox()
-        if was is _BUSY:
+        if was in (_BUSY, _OPENING):
             self._runner.cancel()
         elif was is _IDLE:
             self._close_environment()
