@@ -194,12 +194,12 @@ class _Nurse:
             self._report(FAILED, number, error.errno or errno.EAGAIN)
             return
         if pid == 0:
-            _be_for_ever(lambda: self._be_a_child(descriptor, nurse))
+            _be_for_ever(lambda: self._be_a_child(number, descriptor, nurse))
         os.close(descriptor)
         self._pids[number], self._numbers[pid] = pid, number
-        self._report(BORN, number, pid)
 
-    def _be_a_child(self, descriptor: int, nurse: int) -> None:
+    def _be_a_child(self, number: int, descriptor: int, nurse: int) -> None:
+        self._report(BORN, number, os.getpid())  # before its first answer; the nurse may be late
         self._link.close()
         signal.set_wakeup_fd(-1)
         for inherited in self._wakeups:
