@@ -17,6 +17,7 @@ from envhive.errors import (
     ConnectionLostError,
     DrainingError,
     EnvHiveError,
+    EnvironmentCrashedError,
     EnvironmentFactoryError,
     ExecutionError,
     InvalidJSONError,
@@ -49,6 +50,9 @@ TRAVELLERS: list[EnvHiveError] = [
     ExecutionError("the floor gave way"),
     EnvironmentFactoryError("make_game", "Environment factory 'make_game' failed: no such map"),
     EnvironmentFactoryError("make_game"),
+    EnvironmentCrashedError(signal="SIGSEGV"),
+    EnvironmentCrashedError(exit_code=3),
+    EnvironmentCrashedError("It fell over.", signal="SIGKILL"),
     SessionCapacityError(8, 8),
     SessionCapacityError(8, 8, "Come back tomorrow."),
     SessionExpiredError("The session was idle for 60 seconds."),
@@ -70,7 +74,9 @@ json_values = st.recursive(
     max_leaves=10,
 )
 wire_codes = st.sampled_from(sorted({error.code for error in TRAVELLERS}))
-wire_details = st.sampled_from(["message", "errors", "factory_name", "active_sessions", "max_sessions"])
+wire_details = st.sampled_from(
+    ["message", "errors", "factory_name", "active_sessions", "max_sessions", "signal", "exit_code"]
+)
 
 
 def all_classes(root: type[EnvHiveError] = EnvHiveError) -> list[type[EnvHiveError]]:
@@ -121,6 +127,7 @@ def test_every_code_belongs_to_one_class_on_the_receiving_side() -> None:
         ("EXECUTION_ERROR", ExecutionError),
         ("CAPACITY_REACHED", SessionCapacityError),
         ("FACTORY_ERROR", EnvironmentFactoryError),
+        ("ENV_CRASHED", EnvironmentCrashedError),
         ("SESSION_ERROR", SessionError),
         ("SESSION_EXPIRED", SessionExpiredError),
         ("SESSION_NOT_FOUND", SessionNotFoundError),

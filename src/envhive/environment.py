@@ -35,7 +35,8 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     * plain `def` methods run on a thread of the session's own, the same one for the constructor,
       `reset`, `step`, `state` and `close`, so blocking calls and thread-bound libraries are fine;
     * `async def reset` and `step` (or the forms `reset_async` and `step_async`) run on the event loop;
-    * `BLOCKING = False` promises that no method ever waits, and runs them all on the event loop.
+    * `BLOCKING = False` promises that no method ever waits, and runs them all on the event loop;
+    * `ISOLATION = "process"` has each instance in a process of its own, whose crash costs that session alone.
 
     Example:
         >>> from envhive import Action, Environment, Observation, State

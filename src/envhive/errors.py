@@ -12,7 +12,8 @@
     ├── EnvironmentFailureError               the environment's own code failed
     │   ├── ExecutionError
     │   ├── StepTimeoutError                  (also a TimeoutError)
-    │   └── EnvironmentFactoryError
+    │   ├── EnvironmentFactoryError
+    │   └── EnvironmentCrashedError
     ├── SessionError                          the session is not there, or no longer
     │   ├── SessionCapacityError
     │   ├── SessionExpiredError
@@ -182,6 +183,36 @@ class EnvironmentFactoryError(EnvironmentFailureError):
         return cls(str(data.get("factory_name") or ""), message)
 
 
+class EnvironmentCrashedError(EnvironmentFailureError):
+    """The environment's process ended: by a `signal`, such as SIGSEGV, or with an `exit_code`. Its state is lost."""
+
+    code = "ENV_CRASHED"
+
+    def __init__(self, message: str = "", signal: str | None = None, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        if self.message:
+            return self.message
+        how = "is gone" if self.exit_code is None else f"ended with code {self.exit_code}"
+        if self.signal is not None:
+            how = f"was killed by {self.signal}"
+        return f"The environment's process {how}. reset() starts a new one."
+
+    def details(self) -> dict[str, Any]:
+        known = {"signal": self.signal, "exit_code": self.exit_code}
+        return {name: value for name, value in known.items() if value is not None}
+
+    @classmethod
+    def _from_wire(cls, message: str, data: dict[str, Any]) -> EnvHiveError:
+        signal, exit_code = data.get("signal"), data.get("exit_code")
+        return cls(
+            message, signal if isinstance(signal, str) else None, exit_code if isinstance(exit_code, int) else None
+        )
+
+
 class SessionError(EnvHiveError):
     """The session cannot be had, or is gone."""
 
@@ -283,6 +314,7 @@ _BY_CODE: dict[str, type[EnvHiveError]] = {
         ExecutionError,
         StepTimeoutError,
         EnvironmentFactoryError,
+        EnvironmentCrashedError,
         SessionCapacityError,
         SessionExpiredError,
         SessionNotFoundError,

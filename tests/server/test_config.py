@@ -29,6 +29,8 @@ GOOD_VALUES: list[tuple[str, str, str, Any]] = [
     ("ENVHIVE_MAX_MESSAGE_SIZE", "1024", "max_message_size", 1024),
     ("ENVHIVE_GRACE_PERIOD", "2", "grace_period", 2.0),
     ("ENVHIVE_THREAD_STACK_SIZE", "65536", "thread_stack_size", 65536),
+    ("ENVHIVE_ISOLATION", "Process", "isolation", "process"),
+    ("ENVHIVE_MEMORY_LIMIT", "512", "memory_limit", 512),
 ]
 VARIABLES = sorted({variable for variable, *_ in GOOD_VALUES})
 
@@ -43,6 +45,8 @@ BAD_VALUES = [
     ("OPENENV_MODE", "party"),
     ("ENVHIVE_MODE", "party"),
     ("ENVHIVE_LOG_LEVEL", "loud"),
+    ("ENVHIVE_ISOLATION", "island"),
+    ("ENVHIVE_MEMORY_LIMIT", "much"),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
-from envhive.server.config import LOG_LEVELS, ServerConfig, as_mode, forced
+from envhive.server.config import ISOLATIONS, LOG_LEVELS, ServerConfig, as_mode, forced
 from envhive.server.workers import Supervisor, can_run_workers
 
 _EPILOG = """\b
@@ -75,6 +75,19 @@ Examples:
     help="production offers neither reset nor step nor state.  [env: ENVHIVE_MODE; default: simulation]",
 )
 @click.option(
+    "--isolation",
+    type=click.Choice(ISOLATIONS),
+    help="process gives each session's environment a process of its own, whose crash costs that session alone.  "
+    "[env: ENVHIVE_ISOLATION; default: the class's ISOLATION, else thread]",
+)
+@click.option(
+    "--memory-limit",
+    type=click.IntRange(min=1),
+    metavar="MB",
+    help="Most memory a session's process may add; only with process isolation.  "
+    "[env: ENVHIVE_MEMORY_LIMIT; default: none]",
+)
+@click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), help="How much to log.  [env: ENVHIVE_LOG_LEVEL; default: info]"
 )
 def serve(target: str, **options: Any) -> None:
@@ -85,7 +98,8 @@ def serve(target: str, **options: Any) -> None:
     """
     config = ServerConfig.resolve(**{**options, "mode": None if options["mode"] is None else as_mode(options["mode"])})
 
-    from envhive.server.run import bind, leave, set_up_logging  # late: a bad option need not wait for FastAPI
+    from envhive.server.leaving import leave
+    from envhive.server.run import bind, set_up_logging  # late: a bad option need not wait for FastAPI
 
     set_up_logging(config.log_level)
     why_not = can_run_workers() if config.workers > 1 else None

@@ -90,7 +90,8 @@ class Calls:
         except (Exception, SystemExit) as error:
             raise attribute(error, "state") from error
 
-    def metadata(self, env: Any) -> bytes:
+    @staticmethod
+    def metadata(env: Any) -> bytes:
         try:
             if not callable(getattr(env, "get_metadata", None)):
                 name = type(env).__name__

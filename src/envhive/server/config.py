@@ -13,6 +13,7 @@ from envhive.types import ConcurrencyConfig, ServerMode
 
 DEFAULT_MAX_SESSIONS: Final = 1000
 LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
+ISOLATIONS: Final = ("thread", "process")
 
 T = TypeVar("T")
 
@@ -42,6 +43,10 @@ class ServerConfig:
     """Seconds that a newcomer to a full server waits for a place; None: it is refused at once."""
     lease: float = 60.0
     """Seconds that a session of layer 2 waits for its client after a lost connection; 0: not at all."""
+    isolation: str | None = None
+    """`thread` or `process`; if not given, the class's `ISOLATION`, else `thread`."""
+    memory_limit: int | None = None
+    """Megabytes that a session's process may take on top of what the server had loaded."""
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str] | None = None, **given: Any) -> ServerConfig:
@@ -143,6 +148,12 @@ def _log_level(name: str, text: str) -> str:
     return text.lower()
 
 
+def as_isolation(name: str, text: str) -> str:
+    if text not in ISOLATIONS:
+        raise ConfigurationError(f"{name} must be {' or '.join(ISOLATIONS)}, not {text!r}.")
+    return text
+
+
 def _mode(name: str, text: str) -> ServerMode:
     try:
         return as_mode(text)
@@ -167,5 +178,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "ENVHIVE_STEP_TIMEOUT": ("step_timeout", _positive_float),
     "ENVHIVE_ADMISSION_TIMEOUT": ("admission_timeout", _positive_float),
     "ENVHIVE_LEASE": ("lease", _seconds),
+    "ENVHIVE_ISOLATION": ("isolation", lambda name, text: as_isolation(name, text.lower())),
+    "ENVHIVE_MEMORY_LIMIT": ("memory_limit", _positive_int),
 }
 """Later entries win over earlier ones for the same field."""

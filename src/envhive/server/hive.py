@@ -24,6 +24,7 @@ from envhive.server.crew import current_crew
 from envhive.server.health import Health, judge, merged, report_of
 from envhive.server.heartbeat import Heartbeat
 from envhive.server.layer2 import Extended
+from envhive.server.nursery import nursery_for
 from envhive.server.places import LocalPlaces, Places, SharedPlaces
 from envhive.server.runner import Runners
 from envhive.server.session import GOING_AWAY, Outlet, Session
@@ -62,6 +63,7 @@ class Hive:
         self._places: Places = self.shared or LocalPlaces(self.limit.sessions)
         self.heartbeat = Heartbeat(config.ping_interval, config.ping_timeout)
         self.calls = Calls(blueprint)
+        self._nursery = nursery_for(self.calls, self.limit.env_cls, config)
         self._tick = min(
             LONGEST_TICK,
             *(
@@ -199,7 +201,7 @@ class Hive:
             # Another loop than before: a test client makes one for each connection.
             if self._runners is not None:
                 self._runners.stop()
-            self._runners = Runners(self.calls, self.limit.env_cls, loop, self.config.thread_stack_size)
+            self._runners = Runners(self.calls, self.limit.env_cls, loop, self.config.thread_stack_size, self._nursery)
             self._sweeper = loop.create_task(self._sweep_for_ever())
         return self._runners
 
@@ -313,6 +315,8 @@ class Hive:
             self._sweeper.cancel()
         if self._runners is not None:
             self._runners.stop()
+        if self._nursery is not None:
+            self._nursery.stop()
 
     async def _emptied_before(self, deadline: float, *, last: bool = False) -> bool:
         while self.sessions and time.monotonic() < deadline:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import gc
 import logging
-import os
 import resource
 import signal
 import socket
@@ -17,7 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import uvicorn
 
@@ -35,15 +33,6 @@ _YOUNG_OBJECTS: Final = 20_000
 class _ImpatientExecutor(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=True)
-
-
-def leave(code: int) -> NoReturn:
-    """End the process, also with threads that are stuck in some environment's code."""
-    atexit._run_exitfuncs()
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 class Moments:

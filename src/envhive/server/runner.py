@@ -1,4 +1,4 @@
-"""Running one environment's code where it belongs: on the event loop, or on a thread of its own.
+"""Running one environment's code where it belongs: on the event loop, on a thread of its own, or in another process.
 
 A runner is given one job at a time and answers each by calling `done` on the event loop, with the
 job's result or with the failure it was attributed to.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 from abc import ABC, abstractmethod
-from typing import Any, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 from envhive.errors import EnvHiveError, ExecutionError
 from envhive.inspection import ClassPlan, Place, plan_for
@@ -18,9 +19,62 @@ from envhive.server.calls import Calls
 from envhive.server.coroutines import CoroutineDriver
 from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
 
+if TYPE_CHECKING:
+    from envhive.server.nursery import Nursery
+    from envhive.server.processes import NurseryLink
+
 
 class Runner(ABC):
-    """Owns one environment and says where its methods run. Coroutines run on the event loop in any case."""
+    """Owns one environment, wherever that is."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def env_name(self) -> str:
+        """The name of the environment's class; empty while there is none."""
+
+    @property
+    def env_pid(self) -> int | None:
+        """The environment's process, if that is not this one."""
+        return None
+
+    @abstractmethod
+    def open(self, done: Done) -> None:
+        """Make the environment."""
+
+    @abstractmethod
+    def reset(self, keywords: dict[str, Any], timeout_s: float | None, done: Done) -> None: ...
+
+    @abstractmethod
+    def step(self, action: bytes, keywords: dict[str, Any], done: Done) -> None: ...
+
+    @abstractmethod
+    def state(self, done: Done) -> None: ...
+
+    @abstractmethod
+    def call(self, job: Callable[[Any], Any], done: Done) -> None:
+        """Run `job(environment)`. A job that can be pickled runs wherever the environment is."""
+
+    @abstractmethod
+    def call_async(self, job: Callable[[Any], Coroutine[Any, Any, Any]], done: Done) -> None:
+        """Run the coroutine function `job(environment)`."""
+
+    @abstractmethod
+    def cancel(self) -> bool:
+        """Tell the running job to stop, if its kind of code can be told. `done` is called when it ends."""
+
+    def interrupt(self) -> bool:
+        """Stop the running job whatever it does, at the cost of the environment; False where that cannot be done."""
+        return False
+
+    @abstractmethod
+    def close(self, done: Done) -> None:
+        """Close the environment, if there is one, and give back what the runner holds."""
+
+
+class LocalRunner(Runner):
+    """Runs an environment in this process. Coroutines run on the event loop in any case."""
 
     __slots__ = ("_driver", "calls", "env", "plan")
 
@@ -56,8 +110,11 @@ class Runner(ABC):
 
     # What is run.
 
+    @property
+    def env_name(self) -> str:
+        return "" if self.env is None else type(self.env).__name__
+
     def open(self, done: Done) -> None:
-        """Make the environment."""
         self.run_patiently(self.calls.make, (), functools.partial(self._opened, done))
 
     def _opened(self, done: Done, env: Any, error: EnvHiveError | None) -> None:
@@ -65,7 +122,7 @@ class Runner(ABC):
             self.env, self.plan = env, plan_for(type(env))
         done(env, error)
 
-    def reset(self, keywords: dict[str, Any], done: Done, timeout_s: float | None = None) -> None:
+    def reset(self, keywords: dict[str, Any], timeout_s: float | None, done: Done) -> None:
         plan = self.plan.reset
         if timeout_s is not None and "timeout_s" in plan.names:
             keywords = {**keywords, "timeout_s": timeout_s}
@@ -85,12 +142,16 @@ class Runner(ABC):
     def state(self, done: Done) -> None:
         self.run(self.calls.state, (self.env,), done)
 
-    def interrupt(self) -> bool:
-        """Tell the running job to stop, if its kind of code can be told. `done` is called when it ends."""
+    def call(self, job: Callable[[Any], Any], done: Done) -> None:
+        self.run(job, (self.env,), done)
+
+    def call_async(self, job: Callable[[Any], Coroutine[Any, Any, Any]], done: Done) -> None:
+        self.run_async(job(self.env), done)
+
+    def cancel(self) -> bool:
         return self._driver is not None and self._driver.cancel()
 
     def close(self, done: Done) -> None:
-        """Close the environment, if there is one, and give back what the runner holds."""
         env, self.env = self.env, None
         finish = functools.partial(self._closed, done)
         if env is None:
@@ -105,7 +166,7 @@ class Runner(ABC):
         done(result, error)
 
 
-class LoopRunner(Runner):
+class LoopRunner(LocalRunner):
     """For coroutines, and for plain methods that promise never to wait.
 
     The constructor and `close` of an environment with coroutines may still wait (they load, they
@@ -165,7 +226,7 @@ class Queued:
         return True
 
 
-class ThreadRunner(Runner):
+class ThreadRunner(LocalRunner):
     """For plain methods: all of them run on one thread, in order."""
 
     __slots__ = ("_owns_thread", "_queued", "_thread")
@@ -186,8 +247,8 @@ class ThreadRunner(Runner):
     def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         self._thread.submit(job, args, done)
 
-    def interrupt(self) -> bool:
-        return super().interrupt() or (self._queued is not None and self._queued.cancel())
+    def cancel(self) -> bool:
+        return super().cancel() or (self._queued is not None and self._queued.cancel())
 
     def release(self) -> None:
         super().release()
@@ -202,7 +263,12 @@ class Runners:
     """Makes the runner that fits an environment; one per server and event loop."""
 
     def __init__(
-        self, calls: Calls, env_cls: type | None, loop: asyncio.AbstractEventLoop, thread_stack_size: int
+        self,
+        calls: Calls,
+        env_cls: type | None,
+        loop: asyncio.AbstractEventLoop,
+        thread_stack_size: int,
+        nursery: Nursery | None = None,
     ) -> None:
         self.loop = loop
         self._calls = calls
@@ -211,8 +277,15 @@ class Runners:
         self._mailbox = Mailbox(loop, thread_stack_size)
         self._shared_worker = Worker(self._mailbox)
         self._pool = Pool(self._mailbox, _POOL_THREADS)
+        self._link: NurseryLink | None = None
+        if nursery is not None:
+            from envhive.server.processes import NurseryLink  # late: it is made of what is in here
+
+            self._link = NurseryLink(loop, nursery)
 
     def make(self, session_id: str) -> Runner:
+        if self._link is not None:
+            return self._link.make_runner(session_id)
         if self._place is Place.LOOP:
             return LoopRunner(self._calls, None if self._never_waits else self._pool)
         if self._place is Place.SHARED_THREAD:
@@ -222,3 +295,5 @@ class Runners:
     def stop(self) -> None:
         self._shared_worker.stop()
         self._pool.stop()
+        if self._link is not None:
+            self._link.stop()

@@ -288,8 +288,15 @@ class Session:
         if was is _IDLE:
             self._close_environment()
         else:
+            self._set_deadline(_STOPPING_S, self._insist)
+            self._runner.cancel()
+
+    def _insist(self) -> None:
+        """It was told to stop, and did not."""
+        if self._runner.interrupt():
             self._set_deadline(_STOPPING_S, self._leave_behind)
-            self._runner.interrupt()
+        else:
+            self._leave_behind()
 
     def _leave_behind(self) -> None:
         """The code cannot be stopped: the session is over without it. It is closed if it ever ends."""
@@ -333,7 +340,7 @@ class Session:
 
     async def ask_reset(self, keywords: dict[str, Any], timeout_s: float | None = None) -> bytes:
         timeout_s = timeout_s or self._step_timeout
-        start = functools.partial(self._runner.reset, keywords, self._answered, timeout_s)
+        start = functools.partial(self._runner.reset, keywords, timeout_s, self._answered)
         return payload_of(await self._ask("reset", start, timeout_s))
 
     async def ask_step(self, action: bytes, keywords: dict[str, Any], timeout_s: float | None = None) -> bytes:
@@ -346,11 +353,11 @@ class Session:
 
     async def ask(self, job: Callable[[Any], Any]) -> Any:
         """Run `job(environment)` where the environment's code runs."""
-        return await self._ask("job", lambda: self._runner.run(job, (self._runner.env,), self._answered))
+        return await self._ask("job", lambda: self._runner.call(job, self._answered))
 
     async def ask_async(self, job: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         """Run the coroutine function `job(environment)`; the session is busy with it, so it does not expire."""
-        return await self._ask("job", lambda: self._runner.run_async(job(self._runner.env), self._answered))
+        return await self._ask("job", lambda: self._runner.call_async(job, self._answered))
 
     async def _ask(self, what: str, start: Callable[[], None], timeout_s: float | None = None) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -369,13 +376,12 @@ class Session:
         return await answer
 
     def info(self) -> SessionInfo:
-        env = self._runner.env
         return SessionInfo(
             session_id=self.id,
             created_at=self._created_at,
             last_activity_at=time.time() - max(0.0, self._clock() - self.last_active),
             step_count=self.steps,
-            environment_type=type(env).__name__ if env is not None else "",
+            environment_type=self._runner.env_name,
         )
 
     def summary(self, now: float) -> dict[str, Any]:
@@ -386,6 +392,7 @@ class Session:
             "idle_s": 0.0 if self._phase is _BUSY else round(max(0.0, now - self.last_active), 1),
             "steps": self.steps,
             "doing": self._doing(),
+            **({} if self._runner.env_pid is None else {"env_pid": self._runner.env_pid}),
         }
 
     def _doing(self) -> str:
@@ -461,7 +468,7 @@ class Session:
                 action, keywords = bytes(message.data), _NO_KEYWORDS if timeout_s is None else {"timeout_s": timeout_s}
                 self._begin(kind, lambda: self._runner.step(action, keywords, self._answered), timeout_s)
             elif kind == "reset":
-                start = functools.partial(self._runner.reset, decode_object(message.data), self._answered, timeout_s)
+                start = functools.partial(self._runner.reset, decode_object(message.data), timeout_s, self._answered)
                 self._begin(kind, start, timeout_s)
             elif kind == "state":
                 self._begin(kind, lambda: self._runner.state(self._answered), None)
@@ -488,7 +495,7 @@ class Session:
         """Answer for a request that takes too long. What stops when told to goes on; what does not is left behind."""
         self._overruled = StepTimeoutError(f"{what} took longer than {timeout_s:g} s")
         self._set_deadline(_STOPPING_S, self._give_up)
-        if not self._runner.interrupt():
+        if not self._runner.interrupt() and not self._runner.cancel():
             self._give_up()
 
     def _give_up(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any, Final
 
@@ -70,26 +71,37 @@ async def _ask(hive: Hive, env_name: str, method: str, *args: Any) -> Any:
     if env_name.lower() != hive.blueprint.env_name.lower():
         raise HTTPException(404, f"unknown environment {env_name!r}")
 
-    def call(env: Any) -> tuple[Any, Exception | None]:
-        try:
-            return getattr(env, method)(*args), None
-        except _UNSUPPORTED as error:
-            return None, error
-
-    async def call_async(env: Any) -> tuple[Any, Exception | None]:
-        try:
-            return await getattr(env, method)(*args), None
-        except _UNSUPPORTED as error:
-            return None, error
-
     async with hive.visit() as session:
-        is_async = await session.ask(lambda env: inspect.iscoroutinefunction(getattr(env, method, None)))
-        answer, error = await (session.ask_async(call_async) if is_async else session.ask(call))
+        if await session.ask(functools.partial(_is_async, method)):
+            answer, error = await session.ask_async(functools.partial(_call_async, method, args))
+        else:
+            answer, error = await session.ask(functools.partial(_call, method, args))
     if isinstance(error, IndexError):
         raise HTTPException(400, "Invalid task index") from error
     if error is not None:
         raise HTTPException(501, f"{method} is not supported for this environment") from error
     return answer
+
+
+# What is asked of an environment may have to be pickled, for one in a process of its own; so these are no closures.
+
+
+def _is_async(method: str, env: Any) -> bool:
+    return inspect.iscoroutinefunction(getattr(env, method, None))
+
+
+def _call(method: str, args: tuple[Any, ...], env: Any) -> tuple[Any, Exception | None]:
+    try:
+        return getattr(env, method)(*args), None
+    except _UNSUPPORTED as error:
+        return None, error
+
+
+async def _call_async(method: str, args: tuple[Any, ...], env: Any) -> tuple[Any, Exception | None]:
+    try:
+        return await getattr(env, method)(*args), None
+    except _UNSUPPORTED as error:
+        return None, error
 
 
 def _as_split(split: Any) -> dict[str, Any]:

@@ -236,7 +236,7 @@ class Mailbox:
 
 def _work_in_turn(inbox: SimpleQueue[tuple[Entry | None, Baton]], mailbox: Mailbox) -> None:
     """What a worker's thread does."""
-    _be_patient()
+    be_patient()
     while True:
         entry, baton = inbox.get()
         if entry is None:
@@ -247,7 +247,7 @@ def _work_in_turn(inbox: SimpleQueue[tuple[Entry | None, Baton]], mailbox: Mailb
         del entry, baton  # an idle thread keeps nothing alive
 
 
-def _be_patient() -> None:
+def be_patient() -> None:
     """Ask the system not to interrupt whoever wakes this thread.
 
     Otherwise it takes the processor at once, only to find that the waker still has the interpreter's lock: a

@@ -15,8 +15,10 @@ import uvicorn
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
 from envhive.server.config import ServerConfig, as_mode, forced
 from envhive.server.crew import Crew, enlist
+from envhive.server.leaving import leave
+from envhive.server.nursery import keep_private
 from envhive.server.places import Ledger
-from envhive.server.run import Moments, leave, run_app, set_up_logging
+from envhive.server.run import Moments, run_app, set_up_logging
 from envhive.server.target import describe_target, load_target
 from envhive.server.upgrade import receive_parcels
 from envhive.server.workers import ORDERS
@@ -62,6 +64,7 @@ def main() -> int:
     set_up_logging(config.log_level)
     crew = Crew(orders["index"], Path(orders["folder"]), Ledger(orders["ledger"], orders["count"]))
     enlist(crew)
+    keep_private(*(orders[name] for name in ("ledger", "lifeline", "status")))
     wanted = {name: value for name, value in options.items() if name not in ("host", "port", "workers", "log_level")}
     try:
         with forced(**wanted):
