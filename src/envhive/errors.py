@@ -16,7 +16,9 @@
     │   ├── SessionCapacityError
     │   ├── SessionExpiredError
     │   ├── SessionNotFoundError
-    │   └── DrainingError
+    │   ├── DrainingError
+    │   └── UnauthorizedError
+    │       └── ForbiddenOriginError
     └── TransportError                        nobody's step: the way to the server failed
         ├── ConnectError                      (also a ConnectionError)
         ├── ConnectionLostError               (also a ConnectionError)
@@ -226,6 +228,19 @@ class DrainingError(SessionError):
     http_status = 503
 
 
+class UnauthorizedError(SessionError):
+    """The server wants a token, and got none that it knows."""
+
+    code = "UNAUTHORIZED"
+    http_status = 401
+
+
+class ForbiddenOriginError(UnauthorizedError):
+    """A web page of another origin asks, which the server was not told to allow."""
+
+    http_status = 403
+
+
 class TransportError(EnvHiveError):
     """The way to the server failed; no step is known to have happened."""
 
@@ -277,6 +292,7 @@ _BY_CODE: dict[str, type[EnvHiveError]] = {
         SessionExpiredError,
         SessionNotFoundError,
         DrainingError,
+        UnauthorizedError,
     )
 }
 

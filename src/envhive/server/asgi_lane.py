@@ -9,6 +9,8 @@ import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from envhive.errors import EnvHiveError, SessionError
+from envhive.server.auth import Owner
+from envhive.server.gate import OWNER
 from envhive.server.hive import Hive
 from envhive.server.mcp import answer_mcp_text
 from envhive.server.session import NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
@@ -32,13 +34,14 @@ async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
     if wanted:
         await _refuse(websocket, SessionError(f"Unknown session_id: {wanted}"))
         return
+    owner = websocket.scope.get(OWNER)
     offer = (websocket.scope.get("extensions") or {}).get(TAKE_OVER)
     if offer is not None and offer.receive == websocket._receive:
-        offer.take(hive)
+        offer.take(hive, owner)
         await websocket.accept()
     else:
         await websocket.accept()
-        await AsgiConnection(websocket, hive).run()
+        await AsgiConnection(websocket, hive, owner).run()
 
 
 async def serve_mcp_websocket(websocket: WebSocket) -> None:
@@ -60,9 +63,10 @@ async def _refuse(websocket: WebSocket, error: EnvHiveError) -> None:
 class AsgiConnection:
     """One accepted ASGI WebSocket: the outlet of its session. `run` lasts as long as the connection."""
 
-    def __init__(self, websocket: WebSocket, hive: Hive | None) -> None:
+    def __init__(self, websocket: WebSocket, hive: Hive | None, owner: Owner | None = None) -> None:
         self._websocket = websocket
         self._hive = hive
+        self._owner = owner
         self._session: Session | None = None
         self._refusal: tuple[int, str] | None = None
         self._outbox: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
@@ -73,7 +77,7 @@ class AsgiConnection:
         """Carry frames both ways until either side is done."""
         if self._hive is not None:
             try:
-                self._session = self._hive.admit(self)
+                self._session = self._hive.admit(self, owner=self._owner)
             except EnvHiveError as error:
                 self.refuse(error, TRY_AGAIN_LATER, asked=False)
         try:

@@ -31,6 +31,7 @@ from picows.picows import WSProtocol  # type: ignore[attr-defined]  # what picow
 
 from envhive.errors import EnvHiveError
 from envhive.server.asgi_lane import REFUSAL_S
+from envhive.server.auth import Owner
 from envhive.server.hive import Hive
 from envhive.server.session import GOING_AWAY, INTERNAL_ERROR, NORMAL_CLOSURE, TRY_AGAIN_LATER, Phase, Session
 from envhive.wire.codec import encode_error_reply
@@ -122,6 +123,7 @@ class FastConnection(WSListener):
         "_held",
         "_hive",
         "_listening",
+        "_owner",
         "_parts",
         "_parts_size",
         "_refusal",
@@ -137,8 +139,9 @@ class FastConnection(WSListener):
         "quiet_since",
     )
 
-    def __init__(self, hive: Hive, *, reserved: bool = False) -> None:
+    def __init__(self, hive: Hive, owner: Owner | None, *, reserved: bool = False) -> None:
         self._hive = hive
+        self._owner = owner
         self._turn = Turn.of(asyncio.get_running_loop())
         self._reserved = reserved
         self._session: Session | None = None
@@ -184,7 +187,7 @@ class FastConnection(WSListener):
         transport.response.headers.clear()
         self._hive.heartbeat.watch(self)
         try:
-            session = self._hive.admit(self, reserved=self._reserved)
+            session = self._hive.admit(self, owner=self._owner, reserved=self._reserved)
             self._session = None if session.phase is Phase.CLOSED else session
         except EnvHiveError as error:
             self.refuse(error, TRY_AGAIN_LATER, asked=False)

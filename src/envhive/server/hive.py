@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 
 from envhive import __version__
 from envhive.errors import DrainingError, EnvHiveError, SessionError
+from envhive.server.auth import Owner
 from envhive.server.blueprint import Blueprint, session_limit
 from envhive.server.calls import Calls
 from envhive.server.config import ServerConfig
@@ -74,33 +75,33 @@ class Hive:
 
     # Admission.
 
-    def admit(self, outlet: Outlet | None, *, reserved: bool = False) -> Session:
-        """A new session; raises when there is no place for it. Requests may follow at once: they wait.
+    def admit(self, outlet: Outlet | None, *, owner: Owner | None = None, reserved: bool = False) -> Session:
+        """A new session of `owner`; raises when there is no place for it. Requests may follow at once: they wait.
 
         `reserved` says that its place has been taken already.
         """
         if self._draining or self.closing_at is not None:
             if reserved:
-                self._places.give_back()
+                self._places.give_back(owner)
             raise DrainingError("The server is shutting down")
         if not reserved:
-            self._places.take()
+            self._places.take(owner)
         session_id = str(uuid.uuid4())
         try:
             runner = self.start().make(session_id)
-            session = Session(session_id, runner, outlet, self, mode=self.mode, clock=self._clock)
+            session = Session(session_id, runner, outlet, self, owner=owner, mode=self.mode, clock=self._clock)
             self.sessions[session_id] = session
             session.open()
         except RuntimeError as error:  # no thread can be started: the system's limit is reached
             self.sessions.pop(session_id, None)
-            self._places.give_back()
+            self._places.give_back(owner)
             raise SessionError(f"The session could not be started: {error}") from error
         return session
 
     @asynccontextmanager
-    async def visit(self) -> AsyncIterator[Session]:
+    async def visit(self, owner: Owner | None) -> AsyncIterator[Session]:
         """A session for the length of one HTTP request; its place is free again when this ends."""
-        session = self.admit(None)
+        session = self.admit(None, owner=owner)
         try:
             yield session
         finally:
@@ -112,7 +113,7 @@ class Hive:
 
     def session_closed(self, session: Session) -> None:
         if self.sessions.pop(session.id, None) is not None:
-            self._places.give_back()
+            self._places.give_back(session.owner)
 
     # The clock.
 
@@ -181,12 +182,14 @@ class Hive:
             return own
         return merged(own, self.shared.taken(), await self.crew.ask_all(self.shared.hive, "health"))
 
-    async def list_sessions(self) -> list[dict[str, Any]]:
-        """Every session of the whole server: its id, age, idle time, steps, and what it is doing now."""
+    async def list_sessions(self, owner: Owner | None) -> list[dict[str, Any]]:
+        """The sessions of the whole server that are `owner`'s; all if nobody owns any."""
         if self.crew is None or self.shared is None:
-            return self._own_sessions()
-        reports = await self.crew.ask_all(self.shared.hive, "sessions")
-        return [session for sessions in reports.values() for session in sessions or ()]
+            listed = self._own_sessions()
+        else:
+            reports = await self.crew.ask_all(self.shared.hive, "sessions")
+            listed = [session for sessions in reports.values() for session in sessions or ()]
+        return [session for session in listed if owner is None or session["owner"] == owner.name]
 
     def report(self, what: str) -> Any:
         """What another worker wants to know of this one."""
@@ -199,7 +202,7 @@ class Hive:
     async def metadata(self) -> bytes:
         """What the environment says about itself; asked once, of an instance made for it."""
         if self._metadata is None:
-            async with self.visit() as session:
+            async with self.visit(None) as session:
                 self._metadata = await session.ask(self.calls.metadata)
         return self._metadata
 
