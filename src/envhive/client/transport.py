@@ -7,14 +7,15 @@ import contextlib
 import functools
 import ipaddress
 import os
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
+from picows import WSCloseCode, WSError, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport, ws_connect
 
 from envhive.errors import (
     BadReplyError,
@@ -28,12 +29,15 @@ from envhive.errors import (
     RequestTimeoutError,
     SessionCapacityError,
     SessionExpiredError,
+    UnauthorizedError,
     from_wire,
 )
 from envhive.wire.codec import decode_reply, encode_request
 from envhive.wire.pairing import Pairing
 
 _CLOSE_TIMEOUT: Final = 5.0
+_TOKEN: Final = re.compile(r"[!-~]+")
+_MOST_REDIRECTS: Final = 5
 _NOT_IN_HEADERS: Final = {"\r", "\n", "\0"}
 _ANSWERS: Final = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
 _LAST_WORDS: Final = (SessionCapacityError, SessionExpiredError, EnvironmentFactoryError, DrainingError)
@@ -49,12 +53,25 @@ class TransportOptions:
     max_message_size_mb: float = 100.0
     ping_interval_s: float | None = 20.0
     ping_timeout_s: float | None = 20.0
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
             if not isinstance(name, str) or not isinstance(value, str) or _NOT_IN_HEADERS & {*name, *value}:
-                raise ValueError(f"The header {name!r}: {value!r} is not a name and a value in one line of text.")
+                raise ValueError(f"The header {name!r} is not a name and a value in one line of text.")
+
+    @property
+    def has_credentials(self) -> bool:
+        return any(name.lower() == "authorization" for name in self.headers)
+
+    def with_token(self, token: str | None) -> Self:
+        """The same with a token, or that of `ENVHIVE_TOKEN`; an `Authorization` among the headers wins over it."""
+        token = os.environ.get("ENVHIVE_TOKEN", "").strip() if token is None else token
+        if not token or self.has_credentials:
+            return self
+        if not _TOKEN.fullmatch(token):
+            raise ValueError("The token must be one word of visible ASCII characters.")
+        return replace(self, headers={**self.headers, "Authorization": f"Bearer {token}"})
 
 
 def websocket_url(base_url: str) -> str:
@@ -92,7 +109,7 @@ class Transport(WSListener):
 
     @classmethod
     async def connect(cls, url: str, options: TransportOptions) -> Self:
-        """Connect; raises `ConnectError`, which says what was tried and what went wrong."""
+        """Connect; raises `ConnectError` or `UnauthorizedError`, which say what was tried and what went wrong."""
         listener = cls(url, options)
         dialing = _Dialing()
         pinging = options.ping_interval_s is not None
@@ -110,6 +127,8 @@ class Transport(WSListener):
                     max_frame_size=listener._max_size,
                     extra_headers=options.headers,
                     proxy=_proxy_for(url),
+                    # A redirect may lead to another server, which is not to see the token.
+                    max_redirects=0 if options.has_credentials else _MOST_REDIRECTS,
                     socket_factory=dialing.dial,
                     logger_name=_silent,
                 )
@@ -120,6 +139,11 @@ class Transport(WSListener):
             dialing.hang_up()
             raise
         except (OSError, WSError, ValueError) as error:
+            if isinstance(error, WSHandshakeError) and error.response and error.response.status in (401, 403):
+                raise UnauthorizedError(
+                    f"{url} refused the connection (HTTP {error.response.status:d}): it wants a token that it knows. "
+                    f"Pass it as token=... or set ENVHIVE_TOKEN."
+                ) from error
             raise ConnectError(f"Could not connect to {url}: {_why(error)}") from error
         if listener._ws is None:
             raise ConnectError(f"Could not connect to {url}: the server hung up")
