@@ -66,7 +66,7 @@ def test_nonsense_is_told_in_one_line_that_does_not_show_it(text: str) -> None:
 
 @pytest.mark.parametrize("second", [f"ada:{SECRET}2", f"bob:{SECRET}"])
 def test_names_and_secrets_differ(second: str) -> None:
-    with pytest.raises(ConfigurationError, match="same (name|secret)") as refused:
+    with pytest.raises(ConfigurationError, match=r"same (name|secret)") as refused:
         parse(f"ada:{SECRET}", second)
     assert SECRET not in str(refused.value)
 
@@ -155,7 +155,9 @@ def test_the_environment_gives_tokens_and_origins(tmp_path: Path) -> None:
     assert SECRET not in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["lab.example", "https://", "https://lab.example/page", "//lab.example", "null", "", "**"])
+@pytest.mark.parametrize(
+    "text", ["lab.example", "https://", "https://lab.example/page", "//lab.example", "null", "", "**"]
+)
 def test_what_is_no_origin_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="must be an origin"):
         as_origin("--allow-origin", text)

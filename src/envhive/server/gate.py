@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -53,7 +53,11 @@ class Gate:
             return
         if scope["type"] == "http":
             body = _Body(self._config.max_message_size, scope, receive, send)
-            await self._app(scope, body.receive, body.send)
+            try:
+                await self._app(scope, body.receive, body.send)
+            except ClientDisconnect:
+                if not body.refused:
+                    raise
         else:
             await self._app(scope, receive, send)
 
@@ -91,7 +95,7 @@ class Gate:
 
 
 class _Body:
-    """The body of a request, of which no more than so many bytes get through."""
+    """The body of a request, of which no more than so many bytes get through. The app takes the rest for a hang-up."""
 
     def __init__(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
         self._left = limit
@@ -99,19 +103,19 @@ class _Body:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._answered = self._refused = False
+        self._answered = self.refused = False
 
     async def receive(self) -> Message:
         message = await self._receive()
         self._left -= len(message.get("body") or b"")
         if self._left < 0 and not self._answered:
-            self._refused = self._answered = True
+            self.refused = self._answered = True
             await _refuse(_too_large(self._limit), self._scope, self._receive, self._send)
-        return {"type": "http.disconnect"} if self._refused else message
+        return {"type": "http.disconnect"} if self.refused else message
 
     async def send(self, message: Message) -> None:
         self._answered = True
-        if not self._refused:
+        if not self.refused:
             await self._send(message)
 
 
