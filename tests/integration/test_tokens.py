@@ -22,6 +22,7 @@ from websockets.sync.client import connect as connect_sync
 from envhive import GenericEnvClient
 from envhive.errors import SessionCapacityError, UnauthorizedError
 from tests.integration.conftest import clean_environ
+from tests.integration.test_asgi_servers import COMMANDS, served_by
 from tests.support.processes import ENVHIVE, ServerProcess, envhive_serve, plain_environ
 from tests.support.servers import eventually
 
@@ -94,13 +95,16 @@ def test_tokens_of_the_command_line_are_asked_for_by_every_worker(workers: str, 
             assert server.health() == {"status": "healthy"}
 
 
-def test_an_app_that_is_none_of_ours_asks_for_tokens_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_app_that_is_none_of_ours_asks_for_tokens_too(workers: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from fastapi import FastAPI\napp = FastAPI()\n\n@app.get('/health')\ndef health(): return {}\n\n"
-        "@app.get('/secret')\ndef secret(): return 'told'\n"
+        "@app.get('/secret')\ndef secret():\n    import os; return sorted(os.environ)\n"
     )
-    with envhive_serve("own:app", cwd=tmp_path, environ=TOKENS) as server:
-        assert get(server, "/secret") == "told"
+    with envhive_serve("own:app", "--workers", workers, cwd=tmp_path, environ=TOKENS) as server:
+        variables = get(server, "/secret")
+        assert "PATH" in variables
+        assert "ENVHIVE_TOKENS" not in variables  # or whatever an environment starts would inherit it
         with pytest.raises(urllib.error.HTTPError, match="401"):
             get(server, "/secret", "wrong-token")
 
@@ -195,6 +199,29 @@ def test_many_connections_at_once_are_no_attack() -> None:
     with envhive_serve("benchmark-async", environ=TOKENS) as server:
         asyncio.run(scenario(server))
         assert get(server, "/health")["max_sessions"] == 1000
+
+
+SMALL_APP = f"""
+import os
+os.environ["ENVHIVE_TOKENS"] = "ada:{ADA}"
+from envhive import create_app
+from envhive.envs.echo import EchoAction, EchoEnvironment, EchoObservation
+app = create_app(EchoEnvironment, EchoAction, EchoObservation)
+"""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_other_asgi_servers_ask_for_tokens_too(name: str, tmp_path: Path) -> None:
+    (tmp_path / "small_app.py").write_text(SMALL_APP)
+    with served_by(name, str(tmp_path)) as server:
+        with pytest.raises(UnauthorizedError):
+            GenericEnvClient(server.url).sync().reset()
+        with GenericEnvClient(server.url, token=ADA).sync() as client:
+            client.reset()
+            assert [session["owner"] for session in get(server, "/sessions", ADA)] == ["ada"]
+        with connect_sync(f"ws://127.0.0.1:{server.port}/ws?token={ADA}", proxy=None) as ws:
+            ws.send('{"type":"reset"}')
+            assert json.loads(ws.recv(timeout=10))["type"] == "observation"
 
 
 PEER = """

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import ipaddress
 import logging
+import os
 import sys
 from typing import Any
 
 import click
 
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
-from envhive.server.auth import Tokens
+from envhive.server.auth import TOKENS_VARIABLE, Tokens
 from envhive.server.config import LOG_LEVELS, ServerConfig, as_mode, as_origin, forced
 from envhive.server.workers import Supervisor, can_run_workers
 
@@ -100,13 +101,17 @@ def serve(target: str, **options: Any) -> None:
     openenv.yaml.
     """
     config = ServerConfig.resolve(**{**options, "mode": None if options["mode"] is None else as_mode(options["mode"])})
+    options["tokens"] = config.tokens
+    os.environ.pop(TOKENS_VARIABLE, None)  # what an environment starts, perhaps for its agent, is not to inherit it
 
     from envhive.server.run import bind, leave, set_up_logging  # late: a bad option need not wait for FastAPI
 
     set_up_logging(config.log_level)
     logger = logging.getLogger("envhive.server")
     if not config.tokens and not _is_loopback(config.host):
-        logger.warning("Whoever can reach %s may use this server: set ENVHIVE_TOKENS to ask for a token", config.host)
+        logger.warning(
+            "Whoever can reach %s may use this server: set %s to ask them for a token", config.host, TOKENS_VARIABLE
+        )
     why_not = can_run_workers() if config.workers > 1 else None
     if why_not is not None:
         logger.warning("Running one worker instead of %d: %s", config.workers, why_not)

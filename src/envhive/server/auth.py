@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from envhive.errors import ConfigurationError
 
+TOKENS_VARIABLE: Final = "ENVHIVE_TOKENS"
 MOST_TOKENS: Final = 1000
 DEFAULT_NAME: Final = "default"
 

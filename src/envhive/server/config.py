@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from envhive.errors import ConfigurationError
-from envhive.server.auth import NO_TOKENS, Tokens
+from envhive.server.auth import NO_TOKENS, TOKENS_VARIABLE, Tokens
 from envhive.types import ConcurrencyConfig, ServerMode
 
 DEFAULT_MAX_SESSIONS: Final = 1000
@@ -187,7 +187,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "ENVHIVE_MAX_MESSAGE_SIZE": ("max_message_size", _positive_int),
     "ENVHIVE_GRACE_PERIOD": ("grace_period", _positive_float),
     "ENVHIVE_THREAD_STACK_SIZE": ("thread_stack_size", _positive_int),
-    "ENVHIVE_TOKENS": ("tokens", _tokens),
+    TOKENS_VARIABLE: ("tokens", _tokens),
     "ENVHIVE_ALLOW_ORIGINS": ("allow_origins", _origins),
     "ENVHIVE_MAX_HEAD_SIZE": ("max_head_size", _positive_int),
     "ENVHIVE_HEAD_TIMEOUT": ("head_timeout", _positive_float),
