@@ -128,6 +128,16 @@ def test_what_cannot_be_a_token_is_told_at_once_and_not_shown(token: str) -> Non
     assert token not in str(refused.value)
 
 
+def test_a_token_in_the_address_is_in_no_error(server: Running) -> None:
+    wrong = SECRET[::-1]
+    for url, error in ((server.url, UnauthorizedError), ("http://127.0.0.1:1", ConnectError)):
+        with pytest.raises(error) as refused:
+            GenericEnvClient(f"{url}/?token={wrong}").sync().reset()
+        assert wrong not in "".join(traceback.format_exception(refused.value))
+    with GenericEnvClient(f"{server.url}/?token={SECRET}").sync() as client:
+        assert client.reset(seed=3).observation["total"] == 3
+
+
 def test_a_token_is_in_no_repr() -> None:
     client = GenericEnvClient("http://localhost:1", token=SECRET)
     shown = [repr(client), repr(client.sync()), repr(client._options), repr(TransportOptions().with_token(SECRET))]

@@ -22,7 +22,7 @@ from envhive.server.auth import Tokens
 from envhive.server.config import ServerConfig, forced
 from envhive.server.gate import Gate
 from tests.support.envs import Move, Seen, counting
-from tests.support.servers import Lane, Running, reset, running, serving, step
+from tests.support.servers import Lane, Running, eventually, reset, running, serving, step
 
 ADA, BOB = "s3cret-of-ada", "s3cret-of-bob"
 TOKENS = Tokens.parse("--token", [f"ada:{ADA}:2", f"bob:{BOB}"])
@@ -198,6 +198,12 @@ def test_a_token_in_the_query_is_for_websockets_only(http_client: TestClient) ->
     assert ADA not in reply.text
 
 
+def test_a_refused_upgrade_is_no_error_in_the_servers_log(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(counting(), "fast", config={"tokens": TOKENS}) as server:
+        assert refusal(server.connect)[0] == 401
+    assert not caplog.records
+
+
 def test_frames_still_take_the_fast_lane() -> None:
     with (
         serving(counting(), "fast", config={"tokens": TOKENS}) as server,
@@ -254,6 +260,7 @@ def test_a_quota_is_for_all_sessions_of_a_token_and_for_no_others(server: Runnin
             connection.request("POST", "/reset", headers=as_ada())
             assert connection.getresponse().status == 503
             connection.close()
+        eventually(lambda: server.server.active_sessions == 1)
         with server.connect(f"/ws?token={ADA}") as again:
             assert reset(again)["type"] == "observation"
     server.wait_until_empty()

@@ -98,7 +98,7 @@ class Transport(WSListener):
     """An open connection. Made by `Transport.connect`."""
 
     def __init__(self, url: str, options: TransportOptions) -> None:
-        self.url = url
+        self.url = url.partition("?")[0]  # for messages, which are not to show what may be a secret
         self._ws: WSTransport | None = None
         self._line = Pairing()
         self._parts: list[bytes] = []
@@ -134,19 +134,19 @@ class Transport(WSListener):
                 )
         except TimeoutError:
             dialing.hang_up()
-            raise ConnectError(f"Could not connect to {url} within {options.connect_timeout_s:g} s") from None
+            raise ConnectError(f"Could not connect to {listener.url} within {options.connect_timeout_s:g} s") from None
         except asyncio.CancelledError:
             dialing.hang_up()
             raise
         except (OSError, WSError, ValueError) as error:
             if isinstance(error, WSHandshakeError) and error.response and error.response.status in (401, 403):
                 raise UnauthorizedError(
-                    f"{url} refused the connection (HTTP {error.response.status:d}): it wants a token that it knows. "
-                    f"Pass it as token=... or set ENVHIVE_TOKEN."
+                    f"{listener.url} refused the connection (HTTP {error.response.status:d}): it wants a token that it "
+                    f"knows. Pass it as token=... or set ENVHIVE_TOKEN."
                 ) from error
-            raise ConnectError(f"Could not connect to {url}: {_why(error)}") from error
+            raise ConnectError(f"Could not connect to {listener.url}: {_why(error)}") from error
         if listener._ws is None:
-            raise ConnectError(f"Could not connect to {url}: the server hung up")
+            raise ConnectError(f"Could not connect to {listener.url}: the server hung up")
         return listener
 
     @property

@@ -67,15 +67,15 @@ class Gate:
         is_websocket = scope["type"] == "websocket"
         if is_websocket or scope["method"] not in (*_READS, "OPTIONS"):
             self._check_origin(headers)
-        length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._config.max_message_size:
-            raise _too_large(self._config.max_message_size)
         scope[OWNER] = owner = self._owner(headers, in_query if is_websocket else "")
         if owner is None and self._config.tokens and not _needs_no_token(scope, headers):
             raise UnauthorizedError(
                 "This server wants a token, as `Authorization: Bearer ...`"
                 + ("" if is_websocket or not in_query else "; `?token=` is for WebSockets only")
             )
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._config.max_message_size:
+            raise _too_large(self._config.max_message_size)
 
     def _owner(self, headers: Headers, in_query: str) -> Owner | None:
         secret = bearer(headers["authorization"]) if "authorization" in headers else in_query

@@ -114,7 +114,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _time_is_up(self) -> None:
         self._stop_waiting()
-        if self.flow.read_paused:
+        if self.flow.read_paused or (self.cycle is not None and self.cycle.waiting_for_100_continue):
             self._await_request()  # it is the app that does not read
         else:
             self.transport.abort()

@@ -75,6 +75,8 @@ class FastLaneProtocol(WebSocketsSansIOProtocol):
             self._take_over(self._offer.hive, message)
             return
         await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # or uvicorn logs an error for each upgrade that an app has refused
         if accepts and self._early:
             early, self._early = bytes(self._early), bytearray()
             super().data_received(early)
