@@ -23,6 +23,7 @@ from envhive.errors import (
     InvalidJSONError,
     InvalidMessageError,
     MessageTooLargeError,
+    QuotaExceededError,
     RequestError,
     RequestTimeoutError,
     SessionCapacityError,
@@ -65,6 +66,7 @@ COMPOSED: list[EnvHiveError] = [
     ConcurrencyConfigurationError("GameEnvironment", 8),
     EnvironmentFactoryError("make_game"),
     SessionCapacityError(7, 8),
+    QuotaExceededError(3, 4),
 ]
 """Errors that compose their text from their attributes."""
 

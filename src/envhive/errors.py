@@ -16,9 +16,12 @@
     │   └── EnvironmentCrashedError
     ├── SessionError                          the session is not there, or no longer
     │   ├── SessionCapacityError
+    │   │   └── QuotaExceededError
     │   ├── SessionExpiredError
     │   ├── SessionNotFoundError
-    │   └── DrainingError
+    │   ├── DrainingError
+    │   └── UnauthorizedError
+    │       └── ForbiddenOriginError
     └── TransportError                        nobody's step: the way to the server failed
         ├── ConnectError                      (also a ConnectionError)
         ├── ConnectionLostError               (also a ConnectionError)
@@ -243,6 +246,10 @@ class SessionCapacityError(SessionError):
         return cls(_count(data, "active_sessions"), _count(data, "max_sessions"), message)
 
 
+class QuotaExceededError(SessionCapacityError):
+    """Every session that a token is good for is in use. To the client it is a `SessionCapacityError`."""
+
+
 class SessionExpiredError(SessionError):
     """The session was idle for longer than the server allows."""
 
@@ -264,6 +271,19 @@ class DrainingError(SessionError):
     code = "DRAINING"
     retryable = True
     http_status = 503
+
+
+class UnauthorizedError(SessionError):
+    """The server wants a token, and got none that it knows."""
+
+    code = "UNAUTHORIZED"
+    http_status = 401
+
+
+class ForbiddenOriginError(UnauthorizedError):
+    """A web page of another origin asks, which the server was not told to allow."""
+
+    http_status = 403
 
 
 class TransportError(EnvHiveError):
@@ -319,6 +339,7 @@ _BY_CODE: dict[str, type[EnvHiveError]] = {
         SessionExpiredError,
         SessionNotFoundError,
         DrainingError,
+        UnauthorizedError,
     )
 }
 

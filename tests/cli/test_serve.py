@@ -58,7 +58,16 @@ def serve(*arguments: str, cwd: Path | None = None, **environ: str) -> subproces
 def test_help_names_every_option_and_shows_examples() -> None:
     done = serve("--help")
     assert done.returncode == 0
-    for word in ("--host", "--port", "--max-sessions", "--session-timeout", "--mode", "--log-level", "Examples"):
+    for word in (
+        "--host",
+        "--port",
+        "--max-sessions",
+        "--session-timeout",
+        "--mode",
+        "--token",
+        "--log-level",
+        "Examples",
+    ):
         assert word in done.stdout
 
 

@@ -179,7 +179,7 @@ def refuse_with(answer: bytes) -> Callable[[Peer], None]:
     ("answer", "reason"),
     [
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "404"),
-        (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 6\r\n\r\nsorry!", "403"),
+        (b"HTTP/1.1 503 Not Now\r\nContent-Length: 6\r\n\r\nsorry!", "503"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "200"),
         (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "ssh-2.0-openssh_9.6"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n", "[Aa]ccept|ACCEPT"),

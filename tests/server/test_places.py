@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from envhive.errors import SessionCapacityError
+from envhive.server.auth import Owner
 from envhive.server.places import Ledger, LocalPlaces, SharedPlaces
 
 
@@ -63,6 +64,44 @@ def test_each_hive_has_places_of_its_own(ledger: Ledger) -> None:
         other.take()
     one.take()
     assert (one.taken(), other.taken(), one.limit(), other.limit()) == (1, 1, 7, 1)
+
+
+ADA, BOB = Owner("ada", 2, 0), Owner("bob", None, 1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_owner_takes_no_more_places_than_its_quota(ledger: Ledger, shared: bool) -> None:
+    one, other = (
+        (SharedPlaces(ledger, 0, 0, 7), SharedPlaces(ledger, 1, 1, 7)) if shared else (LocalPlaces(7), LocalPlaces(7))
+    )
+    one.take(ADA)
+    other.take(ADA)  # of another hive: the quota is the server's
+    for places in (one, other):
+        with pytest.raises(SessionCapacityError, match="'ada' is good for 2 session") as over:
+            places.take(ADA)
+        assert (over.value.active_sessions, over.value.max_sessions) == (2, 2)
+    for _ in range(6):
+        one.take(BOB)
+    with pytest.raises(SessionCapacityError, match="Server at capacity: 7 of 7"):
+        one.take(BOB)
+    other.give_back(ADA)
+    other.take(ADA)
+    for places in (one, other):
+        places.give_back(ADA)
+    for _ in range(6):
+        one.give_back(BOB)
+    assert (one.taken(), other.taken()) == (0, 0)
+
+
+def test_a_reservation_counts_in_the_quota_wherever_it_is(ledger: Ledger) -> None:
+    places = SharedPlaces(ledger, 0, 0, 7)
+    assert [places.reserve_anywhere(ADA), places.reserve_anywhere(ADA), places.reserve_anywhere(ADA)] == [0, 1, None]
+    places.give_back_for(1, ADA)
+    assert places.reserve_anywhere(ADA) == 1
+    ledger.forget(0)
+    places.take(ADA)
+    with pytest.raises(SessionCapacityError, match="'ada'"):
+        places.take(ADA)
 
 
 def _take_and_give(descriptor: int, worker: int, rounds: int) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import ipaddress
 import logging
+import os
 import sys
 from typing import Any
 
 import click
 
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
-from envhive.server.config import ISOLATIONS, LOG_LEVELS, ServerConfig, as_mode, forced
+from envhive.server.auth import TOKENS_VARIABLE, Tokens
+from envhive.server.config import ISOLATIONS, LOG_LEVELS, ServerConfig, as_mode, as_origin, forced
 from envhive.server.workers import Supervisor, can_run_workers
 
 _EPILOG = """\b
@@ -88,6 +91,36 @@ Examples:
     "[env: ENVHIVE_MEMORY_LIMIT; default: none]",
 )
 @click.option(
+    "--token",
+    "tokens",
+    multiple=True,
+    metavar="TOKEN",
+    callback=lambda context, parameter, given: Tokens.parse("--token", given) if given else None,
+    help="Ask for this token: SECRET, NAME:SECRET or NAME:SECRET:QUOTA (most sessions at once), or @FILE with one a "
+    "line. Repeatable. Others on this machine can read command lines: better to use @FILE or the variable.  "
+    "[env: ENVHIVE_TOKENS, comma-separated; default: none, everybody may come in]",
+)
+@click.option(
+    "--allow-origin",
+    "allow_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    callback=lambda context, parameter, given: tuple(as_origin("--allow-origin", each) for each in given) or None,
+    help="Let web pages of this origin (https://host, or * for all) use the server, beside its own. Repeatable.  "
+    "[env: ENVHIVE_ALLOW_ORIGINS, comma-separated]",
+)
+@click.option(
+    "--head-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds in which a connection must send a request head.  [env: ENVHIVE_HEAD_TIMEOUT; default: 10]",
+)
+@click.option(
+    "--max-pending-connections",
+    type=click.IntRange(min=1),
+    help="Most connections of a worker that have sent no request yet.  "
+    "[env: ENVHIVE_MAX_PENDING_CONNECTIONS; default: 16384]",
+)
+@click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), help="How much to log.  [env: ENVHIVE_LOG_LEVEL; default: info]"
 )
 def serve(target: str, **options: Any) -> None:
@@ -97,18 +130,25 @@ def serve(target: str, **options: Any) -> None:
     openenv.yaml.
     """
     config = ServerConfig.resolve(**{**options, "mode": None if options["mode"] is None else as_mode(options["mode"])})
+    options["tokens"] = config.tokens
+    os.environ.pop(TOKENS_VARIABLE, None)  # what an environment starts, perhaps for its agent, is not to inherit it
 
     from envhive.server.leaving import leave
     from envhive.server.run import bind, set_up_logging  # late: a bad option need not wait for FastAPI
 
     set_up_logging(config.log_level)
+    logger = logging.getLogger("envhive.server")
+    if not config.tokens and not _is_loopback(config.host):
+        logger.warning(
+            "Whoever can reach %s may use this server: set %s to ask them for a token", config.host, TOKENS_VARIABLE
+        )
     why_not = can_run_workers() if config.workers > 1 else None
     if why_not is not None:
-        logging.getLogger("envhive.server").warning("Running one worker instead of %d: %s", config.workers, why_not)
+        logger.warning("Running one worker instead of %d: %s", config.workers, why_not)
     if config.workers == 1 or why_not is not None:
         leave(_serve_alone(target, options, config))
     with bind(config.host, config.port) as listener:
-        orders = {"target": target, "options": options}
+        orders = {"target": target, "options": {**options, "tokens": config.tokens.sealed()}}
         announce = functools.partial(_announce, config=config)
         sys.exit(Supervisor(listener, config.workers, orders, config.grace_period, on_ready=announce).run())
 
@@ -130,6 +170,13 @@ def _serve_alone(target: str, options: dict[str, Any], config: ServerConfig) -> 
     return run_app(loaded.app, config, bind(config.host, config.port), Announcing())
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _announce(about: dict[str, Any], config: ServerConfig) -> None:
     host = "localhost" if config.host in ("0.0.0.0", "::", "127.0.0.1") else config.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
@@ -138,15 +185,16 @@ def _announce(about: dict[str, Any], config: ServerConfig) -> None:
     if "limit" in about:
         click.echo(f"  {about['limit']}")
     click.echo(f"  API documentation: {url}/docs    health: {url}/health    press Ctrl-C to stop")
-    click.echo("\nTry it from another terminal, with Python:\n\n" + _snippet(url, about.get("action")))
+    click.echo("\nTry it from another terminal, with Python:\n\n" + _snippet(url, about.get("action"), config))
     sys.stdout.flush()
 
 
-def _snippet(url: str, action: Any) -> str:
+def _snippet(url: str, action: Any, config: ServerConfig) -> str:
+    token = ', token="..."' if config.tokens else ""
     lines = [
         "from envhive import GenericEnvClient",
         "",
-        f'with GenericEnvClient("{url}").sync() as env:',
+        f'with GenericEnvClient("{url}"{token}).sync() as env:',
         "    print(env.reset())",
         *([] if action is None else [f"    print(env.step({action!r}))"]),
     ]

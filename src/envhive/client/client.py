@@ -84,7 +84,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         max_message_size_mb: Largest reply accepted.
         websocket_ping_interval_s: Silence after which the server is asked whether it is there; None: never.
         websocket_ping_timeout_s: How long it may take to answer that; at most the interval.
-        headers: Sent with the upgrade, for proxies and tokens.
+        headers: Sent with the upgrade, for proxies.
+        token: Sent to the server as a bearer token; `ENVHIVE_TOKEN` when not given.
         resume: Whether to come back to the session after a lost connection.
         action_cls, observation_cls, state_cls: The types to use, where the class does not name them.
     """
@@ -105,6 +106,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         websocket_ping_timeout_s: float | None = 20.0,
         headers: dict[str, str] | None = None,
         *,
+        token: str | None = None,
         resume: bool = True,
         action_cls: type[Any] | None = None,
         observation_cls: type[Any] | None = None,
@@ -119,7 +121,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ping_interval_s=websocket_ping_interval_s,
             ping_timeout_s=websocket_ping_timeout_s,
             headers=dict(headers or {}),
-        )
+        ).with_token(token)
         declared = [_model_or_none(parameter) for parameter in self._parameters] or [None, None, None]
         self.action_cls = action_cls or self.action_cls or declared[0]
         self.observation_cls = observation_cls or self.observation_cls or declared[1]

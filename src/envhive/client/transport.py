@@ -7,16 +7,17 @@ import contextlib
 import functools
 import ipaddress
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
+from picows import WSCloseCode, WSError, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport, ws_connect
 
 from envhive.errors import (
     BadReplyError,
@@ -31,6 +32,7 @@ from envhive.errors import (
     SessionCapacityError,
     SessionExpiredError,
     SessionNotFoundError,
+    UnauthorizedError,
     from_wire,
 )
 from envhive.wire.codec import decode_reply, encode_request
@@ -39,6 +41,8 @@ from envhive.wire.pairing import OnReply, Pairing
 
 _CLOSE_TIMEOUT: Final = 5.0
 _SUBPROTOCOL: Final = "Sec-WebSocket-Protocol"
+_TOKEN: Final = re.compile(r"[!-~]+")
+_MOST_REDIRECTS: Final = 5
 _NOT_IN_HEADERS: Final = {"\r", "\n", "\0"}
 _ANSWERS: Final = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
 _LAST_WORDS: Final = (
@@ -60,12 +64,25 @@ class TransportOptions:
     max_message_size_mb: float = 100.0
     ping_interval_s: float | None = 20.0
     ping_timeout_s: float | None = 20.0
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
             if not isinstance(name, str) or not isinstance(value, str) or _NOT_IN_HEADERS & {*name, *value}:
-                raise ValueError(f"The header {name!r}: {value!r} is not a name and a value in one line of text.")
+                raise ValueError(f"The header {name!r} is not a name and a value in one line of text.")
+
+    @property
+    def has_credentials(self) -> bool:
+        return any(name.lower() == "authorization" for name in self.headers)
+
+    def with_token(self, token: str | None) -> Self:
+        """The same with a token, or that of `ENVHIVE_TOKEN`; an `Authorization` among the headers wins over it."""
+        token = os.environ.get("ENVHIVE_TOKEN", "").strip() if token is None else token
+        if not token or self.has_credentials:
+            return self
+        if not _TOKEN.fullmatch(token):
+            raise ValueError("The token must be one word of visible ASCII characters.")
+        return replace(self, headers={**self.headers, "Authorization": f"Bearer {token}"})
 
 
 def websocket_url(base_url: str) -> str:
@@ -113,7 +130,7 @@ class Transport(WSListener):
     """An open connection. Made by `Transport.connect`."""
 
     def __init__(self, url: str, options: TransportOptions) -> None:
-        self.url = url
+        self.url = url.partition("?")[0]  # for messages, which are not to show what may be a secret
         self.lease: Lease | None = None
         """Given by a server that speaks layer 2, in its hello."""
         self.resumed = False
@@ -136,7 +153,7 @@ class Transport(WSListener):
 
     @classmethod
     async def connect(cls, url: str, options: TransportOptions, resuming: Lease | None = None) -> Self:
-        """Connect; raises `ConnectError`, which says what was tried and what went wrong.
+        """Connect; raises `ConnectError` or `UnauthorizedError`, which say what was tried and what went wrong.
 
         A server that speaks layer 2 says hello, or why there is no session, which is raised.
         """
@@ -161,6 +178,8 @@ class Transport(WSListener):
                     max_frame_size=listener._max_size,
                     extra_headers={"Sec-WebSocket-Protocol": LAYER_2, **options.headers},
                     proxy=_proxy_for(url),
+                    # A redirect may lead to another server, which is not to see the token.
+                    max_redirects=0 if options.has_credentials else _MOST_REDIRECTS,
                     socket_factory=dialing.dial,
                     logger_name=_silent,
                 )
@@ -170,14 +189,19 @@ class Transport(WSListener):
                     await listener._hello
         except TimeoutError:
             dialing.hang_up()
-            raise ConnectError(f"Could not connect to {url} within {options.connect_timeout_s:g} s") from None
+            raise ConnectError(f"Could not connect to {listener.url} within {options.connect_timeout_s:g} s") from None
         except asyncio.CancelledError:
             dialing.hang_up()
             raise
         except (OSError, WSError, ValueError) as error:
-            raise ConnectError(f"Could not connect to {url}: {_why(error)}") from error
+            if isinstance(error, WSHandshakeError) and error.response and error.response.status in (401, 403):
+                raise UnauthorizedError(
+                    f"{listener.url} refused the connection (HTTP {error.response.status:d}): it wants a token that it "
+                    f"knows. Pass it as token=... or set ENVHIVE_TOKEN."
+                ) from error
+            raise ConnectError(f"Could not connect to {listener.url}: {_why(error)}") from error
         if listener._ws is None:
-            raise ConnectError(f"Could not connect to {url}: the server hung up")
+            raise ConnectError(f"Could not connect to {listener.url}: the server hung up")
         return listener
 
     @property

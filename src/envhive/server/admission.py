@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from envhive.errors import SessionCapacityError
+from envhive.errors import QuotaExceededError, SessionCapacityError
+from envhive.server.auth import Owner
 from envhive.server.places import Places
 
 logger: Final = logging.getLogger("envhive.server")
@@ -20,6 +21,8 @@ _LOOK_S: Final = 0.02
 
 class Newcomer(Protocol):
     """Who waits for a place."""
+
+    owner: Owner | None
 
     def admitted(self) -> None:
         """A place has been taken for you."""
@@ -67,10 +70,17 @@ class Line:
             return  # a session that ended at once: the loop below sees its place
         self._admitting = True
         try:
-            while self._waiting and self._places.take_in_turn(next(iter(self._waiting))):
-                _, (newcomer, _) = self._waiting.popitem(last=False)
+            while self._waiting:
+                ticket, (newcomer, _) = next(iter(self._waiting.items()))
+                try:
+                    if not self._places.take_in_turn(ticket, newcomer.owner):
+                        break
+                    answer: Callable[[], None] = newcomer.admitted
+                except QuotaExceededError as used_up:
+                    answer = functools.partial(newcomer.turned_away, used_up)
+                del self._waiting[ticket]
                 self._show_first()
-                self._tell(newcomer.admitted)
+                self._tell(answer)
             now = self._clock()
             for ticket in [ticket for ticket, (_, until) in self._waiting.items() if until <= now]:
                 newcomer, _ = self._waiting.pop(ticket)

@@ -13,6 +13,7 @@ from envhive.environment import Environment
 from envhive.server.asgi_lane import serve_mcp_websocket, serve_websocket
 from envhive.server.blueprint import Blueprint
 from envhive.server.config import as_mode, config_for_app
+from envhive.server.gate import Gate
 from envhive.server.hive import Hive
 from envhive.server.http import register_http_routes
 from envhive.types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
@@ -49,7 +50,10 @@ class HTTPEnvServer:
         self.hive = Hive(blueprint, config)
 
     def register_routes(self, app: FastAPI, mode: ServerMode | str | None = None) -> None:
-        """Put `/ws` and the HTTP endpoints on an app. In production mode reset, step and state are not offered."""
+        """Put `/ws` and the HTTP endpoints on an app, and the gate before all of its routes.
+
+        In production mode reset, step and state are not offered.
+        """
         if mode is not None:
             self.hive.mode = as_mode(mode)
         register_http_routes(app, self.hive, self.hive.mode)
@@ -64,6 +68,7 @@ class HTTPEnvServer:
             """JSON-RPC calls of the Model Context Protocol, one a frame."""
             await serve_mcp_websocket(websocket)
 
+        app.add_middleware(Gate, config=self.hive.config)
         app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)
 
     def get_capacity_status(self) -> ServerCapacityStatus:

@@ -8,7 +8,9 @@ from typing import Final
 import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from envhive.errors import EnvHiveError, SessionCapacityError, SessionError
+from envhive.errors import EnvHiveError, QuotaExceededError, SessionCapacityError, SessionError
+from envhive.server.auth import Owner
+from envhive.server.gate import OWNER
 from envhive.server.hive import Hive
 from envhive.server.mcp import answer_mcp_text
 from envhive.server.session import GOING_AWAY, INBOX_LIMIT, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
@@ -37,16 +39,17 @@ async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
     if wanted:
         await _refuse(websocket, SessionError(f"Unknown session_id: {wanted}"))
         return
+    owner = websocket.scope.get(OWNER)
     layer = 2 if LAYER_2 in websocket.scope.get("subprotocols", ()) else 1
     session = websocket.query_params.get("session") if layer == 2 else None
     offer = (websocket.scope.get("extensions") or {}).get(TAKE_OVER)
     subprotocol = LAYER_2 if layer == 2 else None
     if offer is not None and offer.receive == websocket._receive:
-        offer.take(hive, layer, session)
+        offer.take(hive, owner, layer, session)
         await websocket.accept(subprotocol)
     else:
         await websocket.accept(subprotocol)
-        await AsgiConnection(websocket, hive, layer, session).run()
+        await AsgiConnection(websocket, hive, owner, layer, session).run()
 
 
 async def serve_mcp_websocket(websocket: WebSocket) -> None:
@@ -68,9 +71,17 @@ async def _refuse(websocket: WebSocket, error: EnvHiveError) -> None:
 class AsgiConnection:
     """One accepted ASGI WebSocket: the outlet of its session. `run` lasts as long as the connection."""
 
-    def __init__(self, websocket: WebSocket, hive: Hive | None, layer: int = 1, resuming: str | None = None) -> None:
+    def __init__(
+        self,
+        websocket: WebSocket,
+        hive: Hive | None,
+        owner: Owner | None = None,
+        layer: int = 1,
+        resuming: str | None = None,
+    ) -> None:
         self._websocket = websocket
         self._hive = hive
+        self.owner = owner
         self._layer = layer
         self._resuming = resuming
         self._session: Session | None = None
@@ -103,9 +114,9 @@ class AsgiConnection:
 
     def _enter(self, hive: Hive) -> None:
         try:
-            self._session = hive.admit(self, layer=self._layer)
+            self._session = hive.admit(self, owner=self.owner, layer=self._layer)
         except SessionCapacityError as error:
-            if hive.line is None:
+            if hive.line is None or isinstance(error, QuotaExceededError):
                 self.refuse(error, TRY_AGAIN_LATER, asked=False)
             else:
                 self._ticket = hive.line.join(self)
@@ -118,7 +129,7 @@ class AsgiConnection:
         assert self._hive is not None
         self._ticket = None
         try:
-            self._session = self._hive.admit(self, reserved=True, layer=self._layer)
+            self._session = self._hive.admit(self, owner=self.owner, reserved=True, layer=self._layer)
         except EnvHiveError as error:
             self.refuse(error, TRY_AGAIN_LATER, asked=bool(self._early))
         early, self._early = self._early, []
@@ -176,7 +187,7 @@ class AsgiConnection:
             self.close(TRY_AGAIN_LATER, "another worker has this session")
             return
         try:
-            self._session = self._hive.resume(session_id, decode_resume(frame), self)
+            self._session = self._hive.resume(session_id, decode_resume(frame), self, self.owner)
         except EnvHiveError as error:
             self.refuse(error, NORMAL_CLOSURE, asked=True)
 

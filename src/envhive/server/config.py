@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from envhive.errors import ConfigurationError
+from envhive.server.auth import NO_TOKENS, TOKENS_VARIABLE, Tokens
 from envhive.types import ConcurrencyConfig, ServerMode
 
 DEFAULT_MAX_SESSIONS: Final = 1000
@@ -47,6 +49,16 @@ class ServerConfig:
     """`thread` or `process`; if not given, the class's `ISOLATION`, else `thread`."""
     memory_limit: int | None = None
     """Megabytes that a session's process may take on top of what the server had loaded."""
+    tokens: Tokens = NO_TOKENS
+    """Who may use the server; with none, everybody may."""
+    allow_origins: tuple[str, ...] = ()
+    """Web pages that may use the server beside its own, as `https://host:port`; `*` stands for all."""
+    max_head_size: int = 64 * 1024
+    """Bytes that a request's head may have."""
+    head_timeout: float = 10.0
+    """Seconds in which a connection must have sent a complete request head."""
+    max_pending_connections: int = 16384
+    """Connections of a process that may be about to send a request head. Ten thousand sessions may begin at once."""
 
     @classmethod
     def resolve(cls, environ: Mapping[str, str] | None = None, **given: Any) -> ServerConfig:
@@ -100,6 +112,15 @@ def as_mode(value: ServerMode | str) -> ServerMode:
     except ValueError:
         choices = " or ".join(mode.value for mode in ServerMode)
         raise ConfigurationError(f"Invalid mode: {value!r}. It must be {choices}.") from None
+
+
+def as_origin(name: str, text: str) -> str:
+    """An origin as browsers send it, or `*`."""
+    text = text.strip().lower().removesuffix("/")
+    parts = urlsplit(text)
+    if text != "*" and (not parts.netloc or text != f"{parts.scheme}://{parts.netloc}"):
+        raise ConfigurationError(f"{name} must be an origin such as https://example.org, or *, not {text!r}.")
+    return text
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -161,6 +182,18 @@ def _mode(name: str, text: str) -> ServerMode:
         raise ConfigurationError(f"{name}: {error}") from None
 
 
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _tokens(name: str, text: str) -> Tokens:
+    return Tokens.parse(name, _words(text))
+
+
+def _origins(name: str, text: str) -> tuple[str, ...]:
+    return tuple(as_origin(name, word) for word in _words(text))
+
+
 _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "HOST": ("host", lambda name, text: text),
     "PORT": ("port", _port),
@@ -180,5 +213,10 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "ENVHIVE_LEASE": ("lease", _seconds),
     "ENVHIVE_ISOLATION": ("isolation", lambda name, text: as_isolation(name, text.lower())),
     "ENVHIVE_MEMORY_LIMIT": ("memory_limit", _positive_int),
+    TOKENS_VARIABLE: ("tokens", _tokens),
+    "ENVHIVE_ALLOW_ORIGINS": ("allow_origins", _origins),
+    "ENVHIVE_MAX_HEAD_SIZE": ("max_head_size", _positive_int),
+    "ENVHIVE_HEAD_TIMEOUT": ("head_timeout", _positive_float),
+    "ENVHIVE_MAX_PENDING_CONNECTIONS": ("max_pending_connections", _positive_int),
 }
 """Later entries win over earlier ones for the same field."""

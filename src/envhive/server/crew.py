@@ -37,6 +37,7 @@ class Parcel(msgspec.Struct, tag="parcel", frozen=True):
     key: str
     headers: list[tuple[str, str]]
     early: bytes
+    owner: int | None
     layer: int
     session: str | None
 
@@ -267,7 +268,7 @@ class Crew:
         if isinstance(letter, Parcel):
             if descriptor is None or self.on_parcel is None:
                 if letter.session is None:
-                    self.ledger.release(letter.hive, self.index)
+                    self.ledger.release(letter.hive, self.index, letter.owner)
                 logger.error("A connection was lost on its way here: no descriptor is left for it")
                 return
             self.on_parcel(self._members[letter.hive], letter, socket.socket(fileno=descriptor))

@@ -29,8 +29,9 @@ from picows import (
 )
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # what picows's own server is made of
 
-from envhive.errors import EnvHiveError, SessionCapacityError
+from envhive.errors import EnvHiveError, QuotaExceededError, SessionCapacityError
 from envhive.server.asgi_lane import POLICY_VIOLATION, REFUSAL_S, RESUMPTION_S
+from envhive.server.auth import Owner
 from envhive.server.hive import Hive
 from envhive.server.session import (
     GOING_AWAY,
@@ -151,12 +152,14 @@ class FastConnection(WSListener):
         "_ws",
         "close_sent",
         "heard",
+        "owner",
         "pinged_at",
         "quiet_since",
     )
 
-    def __init__(self, hive: Hive, upgrade: Upgrade, *, reserved: bool = False) -> None:
+    def __init__(self, hive: Hive, owner: Owner | None, upgrade: Upgrade, *, reserved: bool = False) -> None:
         self._hive = hive
+        self.owner = owner
         self._layer = upgrade.layer
         self._resuming = upgrade.session
         self._turn = Turn.of(asyncio.get_running_loop())
@@ -217,7 +220,7 @@ class FastConnection(WSListener):
         try:
             self._enter(reserved=self._reserved)
         except SessionCapacityError as error:
-            if self._hive.line is None:
+            if self._hive.line is None or isinstance(error, QuotaExceededError):
                 self.refuse(error, TRY_AGAIN_LATER, asked=False)
             else:
                 self._early = []
@@ -226,7 +229,7 @@ class FastConnection(WSListener):
             self.refuse(error, TRY_AGAIN_LATER, asked=False)
 
     def _enter(self, *, reserved: bool) -> None:
-        session = self._hive.admit(self, reserved=reserved, layer=self._layer)
+        session = self._hive.admit(self, owner=self.owner, reserved=reserved, layer=self._layer)
         self._session = None if session.phase is Phase.CLOSED else session
 
     # While it waits for a place.
@@ -272,7 +275,7 @@ class FastConnection(WSListener):
             return
         try:
             token = decode_resume(frame.get_payload_as_bytes())
-            self._session = self._hive.resume(session_id, token, self)
+            self._session = self._hive.resume(session_id, token, self, self.owner)
         except EnvHiveError as error:
             self.refuse(error, NORMAL_CLOSURE, asked=True)
 

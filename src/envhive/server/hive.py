@@ -15,8 +15,16 @@ from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
 from envhive import __version__
-from envhive.errors import DrainingError, EnvHiveError, SessionCapacityError, SessionError, SessionNotFoundError
+from envhive.errors import (
+    DrainingError,
+    EnvHiveError,
+    QuotaExceededError,
+    SessionCapacityError,
+    SessionError,
+    SessionNotFoundError,
+)
 from envhive.server.admission import Line
+from envhive.server.auth import Owner
 from envhive.server.blueprint import Blueprint, session_limit
 from envhive.server.calls import Calls
 from envhive.server.config import ServerConfig
@@ -89,24 +97,27 @@ class Hive:
 
     # Admission.
 
-    def admit(self, outlet: Outlet | None, *, reserved: bool = False, layer: int = 1) -> Session:
-        """A new session; raises when there is no place for it. Requests may follow at once: they wait.
+    def admit(
+        self, outlet: Outlet | None, *, owner: Owner | None = None, reserved: bool = False, layer: int = 1
+    ) -> Session:
+        """A new session of `owner`; raises when there is no place for it. Requests may follow at once: they wait.
 
         `reserved` says that its place has been taken already, `layer` which form of the protocol it speaks.
         """
         if self._draining or self.closing_at is not None:
             if reserved:
-                self._places.give_back()
+                self._places.give_back(owner)
             raise DrainingError("The server is shutting down and takes no new sessions")
         if not reserved:
-            self._places.take()
-        session_id = self._new_id()
+            self._places.take(owner)
+        session_id, session = self._new_id(), None
         try:
             session = Session(
                 session_id,
                 self.start().make(session_id),
                 outlet,
                 self,
+                owner=owner,
                 mode=self.mode,
                 extended=Extended(self.config.lease) if layer == 2 else None,
                 step_timeout=self.config.step_timeout,
@@ -116,8 +127,8 @@ class Hive:
             session.greet(self._limits)
             session.open()
         except RuntimeError as error:  # no thread can be started: the system's limit is reached
-            if self.sessions.pop(session_id, None) is not None:
-                self._places.give_back()
+            if session is None or self.sessions.pop(session_id, None) is not None:
+                self._places.give_back(owner)  # unless the session has ended already, and done so
             raise SessionError(f"The session could not be started: {error}") from error
         return session
 
@@ -134,41 +145,43 @@ class Hive:
         """Whether another worker, which is at work, has made this session."""
         return self.crew is not None and self.crew.owner_of(session_id) not in (None, self.crew.index)
 
-    def resume(self, session_id: str, token: str, outlet: Outlet) -> Session:
+    def resume(self, session_id: str, token: str, outlet: Outlet, owner: Owner | None) -> Session:
         """The session of a client that lost its connection; raises `SessionNotFoundError`, whatever the reason."""
         session = self.sessions.get(session_id)
-        if session is None:
+        if session is None or session.owner != owner:
             raise SessionNotFoundError("This session is not there, or not yours")
         session.attach(outlet, token, self._limits)
         return session
 
     @asynccontextmanager
-    async def visit(self) -> AsyncIterator[Session]:
+    async def visit(self, owner: Owner | None) -> AsyncIterator[Session]:
         """A session for the length of one HTTP request; its place is free again when this ends."""
         try:
-            session = self.admit(None)
+            session = self.admit(None, owner=owner)
+        except QuotaExceededError:
+            raise
         except SessionCapacityError:
             if self.line is None:
                 raise
-            session = await self._admit_in_turn(self.line)
+            session = await self._admit_in_turn(self.line, owner)
         try:
             yield session
         finally:
             session.end()
             await session.wait_closed()
 
-    async def _admit_in_turn(self, line: Line) -> Session:
+    async def _admit_in_turn(self, line: Line, owner: Owner | None) -> Session:
         """A session for an HTTP request that waits for its place."""
-        visitor = _Visitor(asyncio.get_running_loop().create_future(), self._places)
+        visitor = _Visitor(owner, asyncio.get_running_loop().create_future(), self._places)
         ticket = line.join(visitor)
         try:
             await visitor.place
         except asyncio.CancelledError:
             line.leave(ticket)
             if visitor.has_place:
-                self._places.give_back()
+                self._places.give_back(owner)
             raise
-        return self.admit(None, reserved=True)
+        return self.admit(None, owner=owner, reserved=True)
 
     def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
         self._failures_in_a_row = 0 if error is None else self._failures_in_a_row + 1
@@ -176,7 +189,7 @@ class Hive:
     def session_closed(self, session: Session) -> None:
         self._detached.discard(session)
         if self.sessions.pop(session.id, None) is not None:
-            self._places.give_back()
+            self._places.give_back(session.owner)
             if self.line is not None:
                 self.line.look()
 
@@ -261,12 +274,14 @@ class Hive:
             return own
         return merged(own, self.shared.taken(), await self.crew.ask_all(self.shared.hive, "health"))
 
-    async def list_sessions(self) -> list[dict[str, Any]]:
-        """Every session of the whole server: its id, age, idle time, steps, and what it is doing now."""
+    async def list_sessions(self, owner: Owner | None) -> list[dict[str, Any]]:
+        """The sessions of the whole server that are `owner`'s; all if nobody owns any."""
         if self.crew is None or self.shared is None:
-            return self._own_sessions()
-        reports = await self.crew.ask_all(self.shared.hive, "sessions")
-        return [session for sessions in reports.values() for session in sessions or ()]
+            listed = self._own_sessions()
+        else:
+            reports = await self.crew.ask_all(self.shared.hive, "sessions")
+            listed = [session for sessions in reports.values() for session in sessions or ()]
+        return [session for session in listed if owner is None or session["owner"] == owner.name]
 
     def report(self, what: str) -> Any:
         """What another worker wants to know of this one, or to have done."""
@@ -281,7 +296,7 @@ class Hive:
     async def metadata(self) -> bytes:
         """What the environment says about itself; asked once, of an instance made for it."""
         if self._metadata is None:
-            async with self.visit() as session:
+            async with self.visit(None) as session:
                 self._metadata = await session.ask(self.calls.metadata)
         return self._metadata
 
@@ -330,13 +345,14 @@ class Hive:
 class _Visitor:
     """An HTTP request that waits for a place."""
 
+    owner: Owner | None
     place: asyncio.Future[None]
     places: Places
     has_place: bool = False
 
     def admitted(self) -> None:
         if self.place.done():
-            self.places.give_back()  # it has been cancelled, and is about to leave the line
+            self.places.give_back(self.owner)  # it has been cancelled, and is about to leave the line
         else:
             self.has_place = True
             self.place.set_result(None)

@@ -13,12 +13,12 @@ from fastapi import Body, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from envhive.errors import EnvHiveError, InvalidMessageError
+from envhive.errors import EnvHiveError
+from envhive.server.gate import Caller, error_response
 from envhive.server.hive import Hive
 from envhive.server.mcp import answer_mcp_text
 from envhive.server.tasks import register_task_routes
 from envhive.types import EnvironmentMetadata, HealthStatus, ServerMode
-from envhive.wire.codec import error_data
 
 
 class ResetRequest(BaseModel):
@@ -89,11 +89,9 @@ def register_http_routes(app: FastAPI, hive: Hive, mode: ServerMode) -> None:
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """An error as an HTTP response: its class knows the status, its data are the body."""
+    """What FastAPI calls for an error of ours."""
     assert isinstance(error, EnvHiveError)
-    detail = error.errors if isinstance(error, InvalidMessageError) and error.errors else str(error)
-    extra = {name: value for name, value in error_data(error).items() if name not in ("message", "errors")}
-    return JSONResponse({"detail": detail, **extra}, status_code=error.http_status)
+    return error_response(error)
 
 
 def _json(payload: bytes, status_code: int = 200) -> Response:
@@ -102,42 +100,47 @@ def _json(payload: bytes, status_code: int = 200) -> Response:
 
 def _register_control(app: FastAPI, hive: Hive) -> None:
     @app.post("/reset", response_model=StepResponse, responses=_ERRORS, tags=["Environment"])
-    async def reset(request: Annotated[ResetRequest | None, Body()] = None) -> Response:
+    async def reset(owner: Caller, request: Annotated[ResetRequest | None, Body()] = None) -> Response:
         """Make an environment, reset it, and return its first observation. For an episode, use the WebSocket at /ws."""
         keywords = {} if request is None else request.model_dump(exclude_unset=True)
         timeout_s = keywords.pop("timeout_s", None)
-        async with hive.visit() as session:
+        async with hive.visit(owner) as session:
             return _json(await session.ask_reset(keywords, timeout_s))
 
     @app.post("/step", response_model=StepResponse, responses=_ERRORS, tags=["Environment"])
-    async def step(request: StepRequest) -> Response:
+    async def step(owner: Caller, request: StepRequest) -> Response:
         """Make an environment and step it once. For an episode, use the WebSocket at /ws."""
         keywords = request.model_dump(exclude_unset=True, exclude={"action", "timeout_s"})
         action = json.dumps(request.action).encode()
         hive.calls.parse_action(action)  # a bad action needs no environment to be told so
-        async with hive.visit() as session:
+        async with hive.visit(owner) as session:
             return _json(await session.ask_step(action, keywords, request.timeout_s))
 
     @app.get("/state", response_model=hive.blueprint.state_cls, responses=_ERRORS, tags=["Environment"])
-    async def state() -> Response:
+    async def state(owner: Caller) -> Response:
         """The state of a fresh environment. For an episode's, use the WebSocket at /ws."""
-        async with hive.visit() as session:
+        async with hive.visit(owner) as session:
             return _json(await session.ask_state())
 
 
 def _register_information(app: FastAPI, hive: Hive) -> None:
     @app.get("/health", response_model=HealthResponse, tags=["Server"])
-    async def health(response: Response) -> HealthResponse:
-        """Whether the server is well, and how full it is. 503 when it is unhealthy, or takes no new sessions."""
+    async def health(owner: Caller, response: Response) -> HealthResponse | JSONResponse:
+        """Whether the server is well, and how full it is. 503 when it is unhealthy, or takes no new sessions.
+
+        All but `status` needs a token, where the server asks for one.
+        """
         report = await hive.health()
         if report.status in (HealthStatus.UNHEALTHY, HealthStatus.DRAINING):
             response.status_code = 503
+        if owner is None and hive.config.tokens:
+            return JSONResponse({"status": report.status}, response.status_code or 200)
         return HealthResponse(**asdict(report))
 
     @app.get("/sessions", tags=["Server"])
-    async def sessions() -> list[dict[str, Any]]:
-        """Every session of the server: id, age, idle time, steps, and what it is doing now."""
-        return await hive.list_sessions()
+    async def sessions(owner: Caller) -> list[dict[str, Any]]:
+        """The sessions of the server, or of the token where one is asked for: id, owner, age, idle time, steps, ..."""
+        return await hive.list_sessions(owner)
 
     @app.post("/drain", tags=["Server"])
     async def drain() -> HealthResponse:

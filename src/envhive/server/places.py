@@ -7,22 +7,34 @@ import fcntl
 import mmap
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
-from envhive.errors import SessionCapacityError
+from envhive.errors import QuotaExceededError, SessionCapacityError
+from envhive.server.auth import MOST_TOKENS, Owner
 
 MOST_HIVES: Final = 16
 """Environments that one app may serve; each has places of its own."""
 
 
+def check_quota(owner: Owner, taken: int) -> None:
+    """Raises when an owner who has `taken` places may have no more."""
+    if owner.quota is not None and taken >= owner.quota:
+        message = (
+            f"The token {owner.name!r} is good for {owner.quota} session(s) at once, and they are in use. "
+            f"Try again when one ends."
+        )
+        raise QuotaExceededError(taken, owner.quota, message)
+
+
 class Places(Protocol):
     """The places for sessions that one hive may give away."""
 
-    def take(self) -> None:
-        """Take a place in this process; raises `SessionCapacityError` when all of the server's are taken."""
+    def take(self, owner: Owner | None = None) -> None:
+        """Take a place in this process; raises `SessionCapacityError` when all of the server's or owner's are taken."""
 
-    def give_back(self) -> None:
+    def give_back(self, owner: Owner | None = None) -> None:
         """Give back a place in this process."""
 
     def taken(self) -> int:
@@ -42,12 +54,15 @@ class Places(Protocol):
     def ahead_of(self, ticket: int) -> int:
         """How many, at most, wait with a lower ticket."""
 
-    def take_in_turn(self, ticket: int) -> bool:
-        """Take a place if one is free and nobody has a lower ticket."""
+    def take_in_turn(self, ticket: int, owner: Owner | None = None) -> bool:
+        """Take a place if one is free and nobody has a lower ticket; raises when the owner may have no more."""
 
 
 class LocalPlaces:
     """The places of a server that is one process."""
+
+    _taken_by: ClassVar[Counter[Owner]] = Counter()
+    """Places of each owner, over all hives of the process: a quota is for the whole server."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -55,13 +70,19 @@ class LocalPlaces:
         self._tickets = 0
         self._first: int | None = None
 
-    def take(self) -> None:
+    def take(self, owner: Owner | None = None) -> None:
+        if owner is not None:
+            check_quota(owner, self._taken_by[owner])
         if self._taken >= self._limit or self._first is not None:
             raise SessionCapacityError(self._taken, self._limit)
         self._taken += 1
+        if owner is not None:
+            self._taken_by[owner] += 1
 
-    def give_back(self) -> None:
+    def give_back(self, owner: Owner | None = None) -> None:
         self._taken -= 1
+        if owner is not None:
+            self._taken_by[owner] -= 1
 
     def taken(self) -> int:
         return self._taken
@@ -79,9 +100,12 @@ class LocalPlaces:
     def ahead_of(self, ticket: int) -> int:
         return 0 if self._first is None else ticket - self._first
 
-    def take_in_turn(self, ticket: int) -> bool:
+    def take_in_turn(self, ticket: int, owner: Owner | None = None) -> bool:
         if self._taken >= self._limit:
             return False
+        if owner is not None:
+            check_quota(owner, self._taken_by[owner])
+            self._taken_by[owner] += 1
         self._taken += 1
         return True
 
@@ -89,9 +113,10 @@ class LocalPlaces:
 class Ledger:
     """The places of all workers, in memory that they share.
 
-    Two rows for each hive: its limit, then how many sessions each worker has; and the last ticket drawn by those
-    who wait for a place, then the lowest ticket that waits with each worker. Changes are made under a file lock,
-    which the system takes back from a process that dies with it; each costs two system calls, once a session.
+    A row for each hive: its limit, then how many sessions each worker has; and one for each owner of a token, alike.
+    Then again one for each hive: the last ticket drawn by those who wait for a place, and the lowest that waits with
+    each worker. Changes are made under a file lock, which the system takes back from a process that dies with it; each
+    costs two system calls, once a session.
     """
 
     def __init__(self, descriptor: int, workers: int) -> None:
@@ -103,7 +128,7 @@ class Ledger:
 
     @staticmethod
     def _size(workers: int) -> int:
-        return 8 * (1 + workers) * (1 + 2 * MOST_HIVES)
+        return 8 * (1 + workers) * (1 + 2 * MOST_HIVES + MOST_TOKENS)
 
     @classmethod
     def create(cls, workers: int) -> Ledger:
@@ -126,12 +151,16 @@ class Ledger:
         with self._locked() as cells:
             cells[self._row(hive)] = limit
 
-    def reserve(self, hive: int, worker: int | None = None, *, prefer: int = 0) -> int | None:
+    def reserve(
+        self, hive: int, worker: int | None = None, *, prefer: int = 0, owner: Owner | None = None
+    ) -> int | None:
         """Take a place with `worker`, or with the one that has the fewest; None when the server is full.
 
-        Of several with equally few, `prefer` is taken if it is one of them.
+        Of several with equally few, `prefer` is taken if it is one of them. Raises when `owner` may have no more.
         """
         with self._locked() as cells:
+            if owner is not None:
+                check_quota(owner, sum(self.counts(MOST_HIVES + owner.number)))
             row = self._row(hive)
             counts = cells[row + 1 : row + self._width]
             if sum(counts) >= cells[row] or any(self._firsts(hive)):
@@ -140,12 +169,15 @@ class Ledger:
                 at_work = [index for index in range(self.workers) if cells[1 + index]] or [prefer]
                 worker = min(at_work, key=lambda index: (counts[index], index != prefer))
             cells[row + 1 + worker] += 1
+            if owner is not None:
+                cells[self._row(MOST_HIVES + owner.number) + 1 + worker] += 1
             return worker
 
-    def release(self, hive: int, worker: int) -> None:
+    def release(self, hive: int, worker: int, owner: int | None = None) -> None:
         with self._locked() as cells:
-            index = self._row(hive) + 1 + worker
-            cells[index] = max(0, cells[index] - 1)
+            for row in (hive,) if owner is None else (hive, MOST_HIVES + owner):
+                index = self._row(row) + 1 + worker
+                cells[index] = max(0, cells[index] - 1)
 
     def set_at_work(self, worker: int, at_work: bool) -> None:
         """Whether a worker takes sessions: from when it is ready until it is told to stop or dies."""
@@ -156,9 +188,8 @@ class Ledger:
         """A worker died, and its sessions with it."""
         with self._locked() as cells:
             cells[1 + worker] = 0
-            for hive in range(MOST_HIVES):
-                cells[self._row(hive) + 1 + worker] = 0
-                cells[self._line(hive) + 1 + worker] = 0
+            for row in range(2 * MOST_HIVES + MOST_TOKENS):
+                cells[self._row(row) + 1 + worker] = 0
 
     def draw_ticket(self, hive: int) -> int:
         with self._locked() as cells:
@@ -172,12 +203,15 @@ class Ledger:
     def ahead_of(self, hive: int, ticket: int) -> int:
         return max(0, ticket - min(filter(None, self._firsts(hive)), default=ticket))
 
-    def reserve_in_turn(self, hive: int, worker: int, ticket: int) -> bool:
+    def reserve_in_turn(self, hive: int, worker: int, ticket: int, owner: Owner | None) -> bool:
         """Take a place with `worker` for the holder of a ticket, if there is one and it is the lowest."""
         with self._locked() as cells:
             row = self._row(hive)
             if sum(cells[row + 1 : row + self._width]) >= cells[row] or self.ahead_of(hive, ticket):
                 return False
+            if owner is not None:
+                check_quota(owner, sum(self.counts(MOST_HIVES + owner.number)))
+                cells[self._row(MOST_HIVES + owner.number) + 1 + worker] += 1
             cells[row + 1 + worker] += 1
             return True
 
@@ -195,10 +229,10 @@ class Ledger:
         return list(self._cells[self._line(hive) + 1 : self._line(hive) + self._width])
 
     def _row(self, hive: int) -> int:
-        return (1 + 2 * hive) * self._width  # the first row tells who is at work
+        return (1 + hive) * self._width  # the first row tells who is at work
 
     def _line(self, hive: int) -> int:
-        return self._row(hive) + self._width
+        return self._row(MOST_HIVES + MOST_TOKENS + hive)
 
 
 class SharedPlaces:
@@ -210,19 +244,22 @@ class SharedPlaces:
         self._worker = worker
         ledger.set_limit(hive, limit)
 
-    def take(self) -> None:
-        if self._ledger.reserve(self.hive, self._worker) is None:
+    def take(self, owner: Owner | None = None) -> None:
+        if self._ledger.reserve(self.hive, self._worker, owner=owner) is None:
             raise SessionCapacityError(self.taken(), self.limit())
 
-    def give_back(self) -> None:
-        self._ledger.release(self.hive, self._worker)
+    def give_back(self, owner: Owner | None = None) -> None:
+        self.give_back_for(self._worker, owner)
 
-    def reserve_anywhere(self) -> int | None:
-        """A place with the worker that has the fewest sessions, whose number is returned; None when full."""
-        return self._ledger.reserve(self.hive, prefer=self._worker)
+    def reserve_anywhere(self, owner: Owner | None = None) -> int | None:
+        """A place with the worker that has the fewest sessions, whose number is returned; None if there is none."""
+        try:
+            return self._ledger.reserve(self.hive, prefer=self._worker, owner=owner)
+        except SessionCapacityError:
+            return None
 
-    def give_back_for(self, worker: int) -> None:
-        self._ledger.release(self.hive, worker)
+    def give_back_for(self, worker: int, owner: Owner | None = None) -> None:
+        self._ledger.release(self.hive, worker, None if owner is None else owner.number)
 
     def taken(self) -> int:
         return sum(self._ledger.counts(self.hive))
@@ -239,5 +276,5 @@ class SharedPlaces:
     def ahead_of(self, ticket: int) -> int:
         return self._ledger.ahead_of(self.hive, ticket)
 
-    def take_in_turn(self, ticket: int) -> bool:
-        return self._ledger.reserve_in_turn(self.hive, self._worker, ticket)
+    def take_in_turn(self, ticket: int, owner: Owner | None = None) -> bool:
+        return self._ledger.reserve_in_turn(self.hive, self._worker, ticket, owner)

@@ -21,7 +21,9 @@ import uvicorn
 
 from envhive.errors import ConfigurationError
 from envhive.server.config import ServerConfig
+from envhive.server.gate import Gate
 from envhive.server.hive import Hive
+from envhive.server.intake import Intake
 from envhive.server.upgrade import FastLaneProtocol
 
 _BACKLOG: Final = 4096
@@ -118,9 +120,10 @@ def run_app(app: Any, config: ServerConfig, listener: socket.socket, moments: Mo
     gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
     server = Server(
         uvicorn.Config(
-            app,
+            Gate(app, config) if config.tokens else app,  # an app that is none of ours asks for tokens, too
             host=config.host,
             port=config.port,
+            http=Intake(config).protocol,  # type: ignore[arg-type]  # it is called like a class
             ws=FastLaneProtocol,
             ws_max_size=config.max_message_size,
             ws_ping_interval=config.ping_interval,

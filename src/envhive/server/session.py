@@ -24,6 +24,7 @@ from envhive.errors import (
     StepTimeoutError,
     UnknownTypeError,
 )
+from envhive.server.auth import Owner
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import answer_mcp
 from envhive.server.runner import Runner
@@ -160,6 +161,7 @@ class Session:
         "busy_with",
         "id",
         "last_active",
+        "owner",
         "steps",
     )
 
@@ -170,12 +172,15 @@ class Session:
         outlet: Outlet | None,
         keeper: Keeper,
         *,
+        owner: Owner | None = None,
         mode: ServerMode = ServerMode.SIMULATION,
         extended: Extended | None = None,
         step_timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = session_id
+        self.owner = owner
+        """Who made it, where tokens are asked for."""
         self.steps = 0
         self.busy_with = "opening"
         self.last_active = clock()
@@ -388,6 +393,7 @@ class Session:
         """What to show of it in a list of sessions."""
         return {
             "session_id": self.id,
+            "owner": None if self.owner is None else self.owner.name,
             "age_s": round(max(0.0, time.time() - self._created_at), 1),
             "idle_s": 0.0 if self._phase is _BUSY else round(max(0.0, now - self.last_active), 1),
             "steps": self.steps,

@@ -10,6 +10,8 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_jsonable_python
 
+from envhive.server.auth import Owner
+from envhive.server.gate import Caller
 from envhive.server.hive import Hive
 
 _UNSUPPORTED: Final = (AttributeError, NotImplementedError, IndexError)
@@ -40,38 +42,38 @@ def register_task_routes(app: FastAPI, hive: Hive) -> None:
         return [name]
 
     @app.get("/{env_name}/splits", tags=["Tasks"])
-    async def splits(env_name: str) -> list[dict[str, Any]]:
+    async def splits(owner: Caller, env_name: str) -> list[dict[str, Any]]:
         """The environment's task splits."""
-        return [_as_split(split) for split in await _ask(hive, env_name, "list_splits")]
+        return [_as_split(split) for split in await _ask(hive, owner, env_name, "list_splits")]
 
     @app.post("/{env_name}/tasks", tags=["Tasks"])
-    async def tasks(env_name: str, request: SplitRequest) -> dict[str, Any]:
+    async def tasks(owner: Caller, env_name: str, request: SplitRequest) -> dict[str, Any]:
         """All tasks of a split."""
-        return {"tasks": _jsonable(await _ask(hive, env_name, "list_tasks", request.split)), "env_name": name}
+        return {"tasks": _jsonable(await _ask(hive, owner, env_name, "list_tasks", request.split)), "env_name": name}
 
     @app.post("/{env_name}/num_tasks", tags=["Tasks"])
-    async def num_tasks(env_name: str, request: SplitRequest) -> dict[str, Any]:
+    async def num_tasks(owner: Caller, env_name: str, request: SplitRequest) -> dict[str, Any]:
         """How many tasks a split has."""
-        return {"num_tasks": await _ask(hive, env_name, "num_tasks", request.split)}
+        return {"num_tasks": await _ask(hive, owner, env_name, "num_tasks", request.split)}
 
     @app.post("/{env_name}/task", tags=["Tasks"])
-    async def task(env_name: str, request: TaskRequest) -> dict[str, Any]:
+    async def task(owner: Caller, env_name: str, request: TaskRequest) -> dict[str, Any]:
         """One task of a split."""
-        return {"task": _jsonable(await _ask(hive, env_name, "get_task", request.split, request.index))}
+        return {"task": _jsonable(await _ask(hive, owner, env_name, "get_task", request.split, request.index))}
 
     @app.post("/{env_name}/task_range", tags=["Tasks"])
-    async def task_range(env_name: str, request: TaskRangeRequest) -> dict[str, Any]:
+    async def task_range(owner: Caller, env_name: str, request: TaskRangeRequest) -> dict[str, Any]:
         """The tasks from `start` up to `stop`."""
-        found = await _ask(hive, env_name, "get_task_range", request.split, request.start, request.stop)
+        found = await _ask(hive, owner, env_name, "get_task_range", request.split, request.start, request.stop)
         return {"tasks": _jsonable(found)}
 
 
-async def _ask(hive: Hive, env_name: str, method: str, *args: Any) -> Any:
+async def _ask(hive: Hive, owner: Owner | None, env_name: str, method: str, *args: Any) -> Any:
     """Call a task method on an environment made for it, where that environment's code runs."""
     if env_name.lower() != hive.blueprint.env_name.lower():
         raise HTTPException(404, f"unknown environment {env_name!r}")
 
-    async with hive.visit() as session:
+    async with hive.visit(owner) as session:
         if await session.ask(functools.partial(_is_async, method)):
             answer, error = await session.ask_async(functools.partial(_call_async, method, args))
         else:

@@ -19,6 +19,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from envhive.server.asgi_lane import TAKE_OVER
+from envhive.server.auth import Owner
 from envhive.server.crew import Parcel, current_crew
 from envhive.server.fast_lane import FastConnection, Upgrade
 from envhive.server.hive import Hive
@@ -30,17 +31,18 @@ _EARLY_LIMIT: Final = 64 * 1024
 class TakeOver:
     """What the fast lane offers an endpoint: take it before accepting, and the frames go to the hive directly."""
 
-    __slots__ = ("hive", "layer", "receive", "session")
+    __slots__ = ("hive", "layer", "owner", "receive", "session")
 
     def __init__(self, receive: Any) -> None:
         self.hive: Hive | None = None
+        self.owner: Owner | None = None
         self.layer = 1
         self.session: str | None = None
         self.receive = receive
         """The server's own `receive`: if the endpoint sees another, some middleware wants to see the frames."""
 
-    def take(self, hive: Hive, layer: int, session: str | None) -> None:
-        self.hive, self.layer, self.session = hive, layer, session
+    def take(self, hive: Hive, owner: Owner | None, layer: int, session: str | None) -> None:
+        self.hive, self.owner, self.layer, self.session = hive, owner, layer, session
 
 
 class FastLaneProtocol(WebSocketsSansIOProtocol):
@@ -49,6 +51,7 @@ class FastLaneProtocol(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._http: Any = transport.get_protocol()  # which parsed the upgrade, and is done
         super().connection_made(transport)
+        self.conn.debug = False  # it would log the request's headers, and the token among them
 
     def handle_connect(self, event: Any) -> None:
         self._offer = TakeOver(self.receive)
@@ -73,6 +76,8 @@ class FastLaneProtocol(WebSocketsSansIOProtocol):
             self._take_over(self._offer.hive, message)
             return
         await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # or uvicorn logs an error for each upgrade that an app has refused
         if accepts and self._early:
             early, self._early = bytes(self._early), bytearray()
             super().data_received(early)
@@ -91,9 +96,10 @@ class FastLaneProtocol(WebSocketsSansIOProtocol):
             self._offer.layer,
             self._offer.session,
         )
-        place = _find_place(hive, transport, upgrade)
+        owner = self._offer.owner
+        place = _find_place(hive, owner, transport, upgrade)
         if place is not Place.ELSEWHERE:
-            connection = FastConnection(hive, upgrade, reserved=place is Place.RESERVED_HERE)
+            connection = FastConnection(hive, owner, upgrade, reserved=place is Place.RESERVED_HERE)
             connection.start(transport, upgrade, self.connections)
         self._let_go()
 
@@ -113,25 +119,26 @@ class Place(Enum):
     ELSEWHERE = auto()
 
 
-def _find_place(hive: Hive, transport: asyncio.Transport, upgrade: Upgrade) -> Place:
+def _find_place(hive: Hive, owner: Owner | None, transport: asyncio.Transport, upgrade: Upgrade) -> Place:
     """Among several workers, send a connection to the one that has its session, or the fewest sessions."""
     crew, places = hive.crew, hive.shared
     if crew is None or places is None or transport.get_extra_info("ssl_object") is not None:
         return Place.HERE
     resuming = upgrade.session is not None
-    worker = crew.owner_of(upgrade.session) if upgrade.session is not None else places.reserve_anywhere()
+    worker = crew.owner_of(upgrade.session) if upgrade.session is not None else places.reserve_anywhere(owner)
     if worker is None:
-        return Place.HERE  # full, or nobody's: it is told so here
+        return Place.HERE  # full, over its quota, or nobody's: it is told so here
     if worker == crew.index:
         return Place.HERE if resuming else Place.RESERVED_HERE
-    parcel = Parcel(places.hive, upgrade.key, upgrade.headers, upgrade.early, upgrade.layer, upgrade.session)
+    number = None if owner is None else owner.number
+    parcel = Parcel(places.hive, upgrade.key, upgrade.headers, upgrade.early, number, upgrade.layer, upgrade.session)
     transport.pause_reading()
     if crew.hand_over(worker, parcel, transport.get_extra_info("socket").fileno()):
         transport.set_protocol(asyncio.Protocol())  # nobody here is to hear of its end
         transport.abort()  # closes this process's descriptor; the connection lives on in the other's
         return Place.ELSEWHERE
     if not resuming:
-        places.give_back_for(worker)
+        places.give_back_for(worker, owner)
     transport.resume_reading()
     return Place.HERE
 
@@ -144,16 +151,17 @@ def receive_parcels(connections: set[Any]) -> None:
     tasks: set[asyncio.Task[None]] = set()
 
     async def unpack(hive: Hive, parcel: Parcel, sock: socket.socket) -> None:
+        owner = None if parcel.owner is None else hive.config.tokens.owners[parcel.owner]
         try:
             sock.setblocking(False)
             transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, sock)
         except OSError:  # the client is gone already
             sock.close()
             if hive.shared is not None and parcel.session is None:
-                hive.shared.give_back()
+                hive.shared.give_back(owner)
             return
         upgrade = Upgrade(parcel.key, parcel.headers, parcel.early, parcel.layer, parcel.session)
-        FastConnection(hive, upgrade, reserved=parcel.session is None).start(transport, upgrade, connections)
+        FastConnection(hive, owner, upgrade, reserved=parcel.session is None).start(transport, upgrade, connections)
 
     def take(hive: Hive, parcel: Parcel, sock: socket.socket) -> None:
         tasks.add(task := loop.create_task(unpack(hive, parcel, sock)))

@@ -13,6 +13,7 @@ from typing import Any, Final
 import uvicorn
 
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
+from envhive.server.auth import Tokens
 from envhive.server.config import ServerConfig, as_mode, forced
 from envhive.server.crew import Crew, enlist
 from envhive.server.leaving import leave
@@ -60,6 +61,7 @@ def main() -> int:
     options = orders["options"]
     if options.get("mode") is not None:
         options["mode"] = as_mode(options["mode"])
+    options["tokens"] = Tokens.unsealed(options["tokens"])
     config = ServerConfig.resolve(**options)
     set_up_logging(config.log_level)
     crew = Crew(orders["index"], Path(orders["folder"]), Ledger(orders["ledger"], orders["count"]))

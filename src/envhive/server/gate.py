@@ -1,0 +1,168 @@
+"""Who may come in: asked once for each HTTP request and each WebSocket upgrade, never for a step."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+from urllib.parse import parse_qsl, urlencode
+
+from fastapi import Depends
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from envhive.errors import (
+    EnvHiveError,
+    ForbiddenOriginError,
+    InvalidMessageError,
+    MessageTooLargeError,
+    UnauthorizedError,
+)
+from envhive.server.auth import Owner, bearer
+from envhive.server.config import ServerConfig
+from envhive.wire.codec import error_data
+
+OWNER: Final = "envhive.owner"
+"""Where a scope says whose request it is, once a gate has let it in."""
+
+_OPEN: Final = "/health"
+"""For probes, which have no token."""
+_READS: Final = ("GET", "HEAD")
+_POLICY_VIOLATION: Final = 1008
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
+
+
+class Gate:
+    """ASGI middleware before everything else: tokens, origins, and how large a body may be.
+
+    A WebSocket's `receive` is left as it is, or the fast lane could not take the connection over.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app = app
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or OWNER in scope:
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._let_in(scope)
+        except (UnauthorizedError, MessageTooLargeError) as error:
+            await _refuse(error, scope, receive, send)
+            return
+        if scope["type"] == "http":
+            body = _Body(self._config.max_message_size, scope, receive, send)
+            try:
+                await self._app(scope, body.receive, body.send)
+            except ClientDisconnect:
+                if not body.refused:
+                    raise
+        else:
+            await self._app(scope, receive, send)
+
+    def _let_in(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        in_query = _take_token_from_query(scope)
+        is_websocket = scope["type"] == "websocket"
+        if is_websocket or scope["method"] not in (*_READS, "OPTIONS"):
+            self._check_origin(headers)
+        scope[OWNER] = owner = self._owner(headers, in_query if is_websocket else "")
+        if owner is None and self._config.tokens and not _needs_no_token(scope, headers):
+            raise UnauthorizedError(
+                "This server wants a token, as `Authorization: Bearer ...`"
+                + ("" if is_websocket or not in_query else "; `?token=` is for WebSockets only")
+            )
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._config.max_message_size:
+            raise _too_large(self._config.max_message_size)
+
+    def _owner(self, headers: Headers, in_query: str) -> Owner | None:
+        secret = bearer(headers["authorization"]) if "authorization" in headers else in_query
+        return self._config.tokens.owner_of(secret) if secret and self._config.tokens else None
+
+    def _check_origin(self, headers: Headers) -> None:
+        origin = headers.get("origin")
+        allowed = self._config.allow_origins
+        if origin is None or "*" in allowed or origin.lower() in allowed:
+            return
+        scheme, _, host = origin.lower().partition("://")
+        port = _DEFAULT_PORTS.get(scheme, "")
+        if not host or host.removesuffix(port) != headers.get("host", "").lower().removesuffix(port):
+            raise ForbiddenOriginError(
+                "This request comes from a web page of another origin. Allow it with --allow-origin"
+            )
+
+
+class _Body:
+    """The body of a request, of which no more than so many bytes get through. The app takes the rest for a hang-up."""
+
+    def __init__(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
+        self._left = limit
+        self._limit = limit
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._answered = self.refused = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body") or b"")
+        if self._left < 0 and not self._answered:
+            self.refused = self._answered = True
+            await _refuse(_too_large(self._limit), self._scope, self._receive, self._send)
+        return {"type": "http.disconnect"} if self.refused else message
+
+    async def send(self, message: Message) -> None:
+        self._answered = True
+        if not self.refused:
+            await self._send(message)
+
+
+async def caller(connection: HTTPConnection) -> Owner | None:
+    """Whose request it is; None where no tokens are asked for, or at `/health`."""
+    return connection.scope.get(OWNER)
+
+
+Caller = Annotated[Owner | None, Depends(caller)]
+
+
+def error_response(error: EnvHiveError) -> JSONResponse:
+    """An error as an HTTP response: its class knows the status, its data are the body."""
+    detail = error.errors if isinstance(error, InvalidMessageError) and error.errors else str(error)
+    extra = {name: value for name, value in error_data(error).items() if name not in ("message", "errors")}
+    headers = {"WWW-Authenticate": "Bearer"} if error.http_status == UnauthorizedError.http_status else None
+    return JSONResponse({"detail": detail, **extra}, status_code=error.http_status, headers=headers)
+
+
+async def _refuse(error: EnvHiveError, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http" or "websocket.http.response" in (scope.get("extensions") or {}):
+        await error_response(error)(scope, receive, send)
+    else:
+        await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": error.code})
+
+
+def _too_large(limit: int) -> MessageTooLargeError:
+    return MessageTooLargeError(f"The request's body is larger than {limit} bytes")
+
+
+def _needs_no_token(scope: Scope, headers: Headers) -> bool:
+    if scope["type"] == "websocket":
+        return False
+    if scope["method"] == "OPTIONS":  # a browser asks first, and sends its token only then
+        return "origin" in headers and "access-control-request-method" in headers
+    path: str = scope["path"]
+    return scope["method"] in _READS and path.removeprefix(scope.get("root_path", "")) == _OPEN
+
+
+def _take_token_from_query(scope: Scope) -> str:
+    """The `token` of a query string, which is taken out of it: servers log the rest."""
+    query: bytes = scope.get("query_string", b"")
+    if b"token" not in query and b"%" not in query:
+        return ""
+    fields = parse_qsl(query.decode("latin-1"), keep_blank_values=True, encoding="latin-1")
+    found = [value for name, value in fields if name == "token"]
+    if found:
+        kept = [(name, value) for name, value in fields if name != "token"]
+        scope["query_string"] = urlencode(kept, encoding="latin-1").encode()
+    return found[0] if found else ""
