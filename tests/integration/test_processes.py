@@ -134,7 +134,7 @@ def test_a_stopped_server_closes_every_environment_and_leaves_no_process(
         assert not [pid for pid in everything if is_alive(pid)]
         await close_all(clients)
 
-    options = ("--workers", workers, *PROCESSES)
+    options = ("--workers", workers, "--grace-period", "2", *PROCESSES)
     with envhive_serve("noting:Noting", *options, cwd=tmp_path, environ={"PYTHONPATH": str(ROOT)}) as server:
         asyncio.run(scenario(server))
     assert (tmp_path / "journal").read_text().split() == ["close"] * 4
