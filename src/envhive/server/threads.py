@@ -134,8 +134,7 @@ class Mailbox:
     def start_thread(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
         """Start a thread that does not keep the process from ending; raises `RuntimeError` if the system has no more.
 
-        A `threading.Thread` takes 2.4 kB, and starting one waits until it runs: 4,000 opened sessions take a fifth
-        longer.
+        A `threading.Thread` takes 2.4 kB, and starting one waits until it runs: opening sessions takes a sixth longer.
         """
         before = threading.stack_size(self._stack_size)  # the setting is the process's, so it is put back
         try:
@@ -251,7 +250,7 @@ def be_patient() -> None:
     """Ask the system not to interrupt whoever wakes this thread.
 
     Otherwise it takes the processor at once, only to find that the waker still has the interpreter's lock: a
-    third more CPU a step, measured with 64 sessions. What the environment starts (programs, threads) is not affected.
+    quarter more CPU a step, measured with 64 sessions. What the environment starts (programs, threads) is not affected.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # some containers forbid it
