@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from envhive.errors import EnvHiveError
 from envhive.server.blueprint import Blueprint
 from envhive.server.calls import Calls
+from envhive.server.layer2 import Extended
 from envhive.server.runner import Runners
 from envhive.server.session import INBOX_LIMIT, Phase, Session
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
@@ -122,6 +124,41 @@ def test_every_frame_gets_exactly_one_reply_and_nothing_crashes(kind: Callable[[
         assert env.journal.count("close") == 1
         assert all(frame["type"] in ("observation", "state", "mcp", "error") for frame in wire.frames)
         assert all(frame["data"]["message"] for frame in wire.frames if frame["type"] == "error")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
+@settings(max_examples=60, deadline=None)
+@given(numbers=st.lists(st.integers(1, 8), max_size=30), cuts=st.sets(st.integers(0, 30)))
+def test_a_numbered_request_runs_once_however_often_it_comes_and_over_whichever_connection(
+    kind: Callable[[], Any], numbers: list[int], cuts: set[int]
+) -> None:
+    async def scenario() -> None:
+        env, wire, extended = kind(), Wire(), Extended(60)
+        session = open_session(env, wire, extended=extended)
+        session.receive('{"type":"reset","id":0}')
+        total, highest = 0, 0
+        for index, number in enumerate(numbers):
+            if index in cuts:
+                session.detach()
+                wire = Wire()
+                session.attach(wire, extended.token, {})
+                assert wire.frames.pop(0)["resumed"] is True
+            await until(lambda: session.phase is Phase.IDLE and not session._inbox)
+            wire.frames.clear()
+            session.receive(f'{{"type":"step","data":{{"by":1}},"id":{number}}}')
+            await until(functools.partial(lambda frames: len(frames) == 1, wire.frames))
+            (reply,) = wire.frames
+            assert reply["id"] == number
+            if number >= highest:
+                total += number > highest
+                highest = number
+                assert reply["data"]["observation"]["total"] == total
+            else:
+                assert reply["data"]["code"] == "SESSION_ERROR"
+        assert env.journal.count("step") == total
+        session.end()
 
     asyncio.run(scenario())
 

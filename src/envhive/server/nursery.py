@@ -209,7 +209,7 @@ class _Nurse:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _die_with(nurse)
-        be_patient()  # a quarter of the CPU of a step, measured with 64 sessions
+        be_patient()  # 4 to 35 % of the CPU of a step, in 8 pairs of runs with 64 plain sessions
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)
         if "numpy" in sys.modules:  # `random` sees to itself
