@@ -12,9 +12,9 @@ from websockets.sync.client import connect
 from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
 
 
-def drain(*arguments: str) -> subprocess.CompletedProcess[str]:
+def drain(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [ENVHIVE, "drain", *arguments], env=plain_environ(), capture_output=True, text=True, timeout=60
+        [ENVHIVE, "drain", *arguments], env=plain_environ(**environ), capture_output=True, text=True, timeout=60
     )
 
 
@@ -46,3 +46,12 @@ def test_a_server_that_is_not_there_is_said_in_one_line() -> None:
     assert done.stderr.strip().splitlines() == [
         "Error: http://127.0.0.1:1 could not be asked: [Errno 111] Connection refused"
     ]
+
+
+def test_a_server_that_wants_a_token_is_given_the_one_of_the_environment() -> None:
+    with envhive_serve("echo", "--token", "ada:a-long-secret") as server:
+        refused = drain(server.url)
+        assert refused.returncode == 1
+        assert "set ENVHIVE_TOKEN" in refused.stderr
+        drained = drain(server.url, ENVHIVE_TOKEN="a-long-secret")
+        assert (drained.returncode, drained.stderr) == (0, "")

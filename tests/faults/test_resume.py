@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from envhive import GenericEnvClient
 from envhive.errors import ConnectionLostError, InvalidMessageError, SessionNotFoundError
 from tests.support.envs import async_counting, counting
-from tests.support.processes import envhive_serve
+from tests.support.processes import ServerProcess, envhive_serve
 from tests.support.proxies import CuttingProxy, cutting_proxy
 from tests.support.servers import Lane, Running, ask, eventually, receive, serving
 
@@ -209,6 +210,11 @@ def test_among_workers_a_client_comes_back_to_the_one_that_has_its_session() -> 
         assert proxy.cuts > 20
 
 
+def doings(server: ServerProcess) -> list[str]:
+    with urllib.request.urlopen(f"{server.url}/sessions", timeout=5) as answer:
+        return [session["doing"] for session in json.load(answer)]
+
+
 @pytest.mark.integration
 def test_a_killed_worker_is_noticed_at_once() -> None:
     """Its sessions are gone: the way back leads to a worker that does not know them."""
@@ -218,7 +224,7 @@ def test_a_killed_worker_is_noticed_at_once() -> None:
             async with GenericEnvClient(server.url) as client:
                 pid = (await client.reset()).observation["pid"]
                 step = asyncio.create_task(client.step({"wait_seconds": 60}))
-                await asyncio.sleep(0.5)
+                await asyncio.to_thread(eventually, lambda: doings(server) == ["step"])
                 os.kill(pid, signal.SIGKILL)
                 began = time.monotonic()
                 with pytest.raises((ConnectionLostError, SessionNotFoundError)) as caught:

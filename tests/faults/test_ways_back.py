@@ -53,6 +53,13 @@ def greet_answer_a_reset_and_hang_up_on_a_step(connection: ServerConnection) -> 
     connection.socket.close()
 
 
+async def lose_a_step(url: str) -> None:
+    async with GenericEnvClient(url) as client:
+        await client.reset()
+        with pytest.raises(ConnectionLostError):
+            await client.step({"by": 1})
+
+
 def test_a_server_that_does_not_know_the_session_does_not_get_the_step() -> None:
     heard: list[Any] = []
 
@@ -61,14 +68,8 @@ def test_a_server_that_does_not_know_the_session_does_not_get_the_step() -> None
             heard.append(json.loads(frame)["type"])
             connection.send(json.dumps({"type": "observation", "data": OBSERVATION}))
 
-    async def go(url: str) -> None:
-        async with GenericEnvClient(url) as client:
-            await client.reset()
-            with pytest.raises(ConnectionLostError):
-                await client.step({"by": 1})
-
     with server_of(greet_answer_a_reset_and_hang_up_on_a_step, plain, layers=(2, 1)) as url:
-        asyncio.run(go(url))
+        asyncio.run(lose_a_step(url))
     assert "step" not in heard
 
 
@@ -81,14 +82,8 @@ def test_another_session_than_the_one_asked_for_does_not_get_the_step() -> None:
         for frame in connection:
             heard.append(json.loads(frame)["type"])
 
-    async def go(url: str) -> None:
-        async with GenericEnvClient(url) as client:
-            await client.reset()
-            with pytest.raises(ConnectionLostError):
-                await client.step({"by": 1})
-
     with server_of(greet_answer_a_reset_and_hang_up_on_a_step, another, layers=(2, 2)) as url:
-        asyncio.run(go(url))
+        asyncio.run(lose_a_step(url))
     assert heard[0] == "resume"
     assert "step" not in heard
 

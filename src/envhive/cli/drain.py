@@ -53,7 +53,8 @@ def _ask(url: str, path: str, method: str) -> dict[str, Any]:
             if error.code == 503:
                 drained: dict[str, Any] = json.load(error)  # which is how a draining server answers
                 return drained
-        raise click.ClickException(f"{url}{path} answered {error.code} {error.reason}") from None
+        hint = ": it wants a token that it knows; set ENVHIVE_TOKEN" if error.code == 401 else ""
+        raise click.ClickException(f"{url}{path} answered {error.code} {error.reason}{hint}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise click.ClickException(f"{url} could not be asked: {reason}") from None

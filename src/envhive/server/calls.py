@@ -65,7 +65,7 @@ class Calls:
     def step(self, env: Any, plan: MethodPlan, action: bytes, keywords: Keywords) -> bytes:
         try:
             parsed = self._parse_action(action)
-        except Exception as error:
+        except Exception as error:  # a validator of the author's own may raise anything
             raise _refused(error, action) from error
         try:
             method = getattr(env, plan.name)
@@ -76,7 +76,7 @@ class Calls:
     async def step_async(self, env: Any, plan: MethodPlan, action: bytes, keywords: Keywords) -> bytes:
         try:
             parsed = self._parse_action(action)
-        except Exception as error:
+        except Exception as error:  # a validator of the author's own may raise anything
             raise _refused(error, action) from error
         try:
             method = getattr(env, plan.name)
@@ -119,14 +119,13 @@ class Calls:
         """The action in a JSON document; raises `InvalidMessageError`, also for what a validator raises."""
         try:
             return self._parse_action(action)
-        except Exception as error:
+        except Exception as error:  # a validator of the author's own may raise anything
             raise _refused(error, action) from error
 
 
 def _refused(error: Exception, action: bytes) -> InvalidMessageError:
     if isinstance(error, ValidationError):
         return validation_failure(error, len(action))
-    # A validator of the author's own may raise anything.
     return InvalidMessageError("Invalid message", [{"type": type(error).__name__, "loc": [], "msg": describe(error)}])
 
 

@@ -189,7 +189,7 @@ class CoroutineDriver:
                 result = await job
             except GeneratorExit:
                 raise  # the event loop is gone, and this task with it
-            except BaseException as failure:
+            except BaseException as failure:  # whatever it is, the session must get its answer
                 result, error = None, _attributed(failure)
             self._pending = False
             if task.cancelling():
@@ -206,7 +206,7 @@ def _rest(job: Job, waits_for: Any) -> Generator[Any, Any, Any]:
     while True:
         try:
             value = yield waits_for
-        except BaseException as error:
+        except BaseException as error:  # cancellation too: all that is thrown in is the coroutine's to hear
             resume = functools.partial(job.throw, error)
         else:
             resume = functools.partial(job.send, value)

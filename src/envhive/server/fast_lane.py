@@ -123,7 +123,7 @@ class Turn:
         for ws, frame in replies:
             try:
                 ws.send(_TEXT, frame)
-            except Exception:
+            except Exception:  # whatever it is, the others are to be sent too
                 logger.exception("A reply could not be sent")
 
 

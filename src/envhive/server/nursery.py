@@ -125,7 +125,7 @@ def _be_for_ever(life: Callable[[], None]) -> NoReturn:
     """What a forked process does, and nothing else: it must not return to what its parent was doing."""
     try:
         life()
-    except BaseException:
+    except BaseException:  # whatever it is, this copy of the server's stack must not unwind
         logger.exception("A process for environments failed")
         os._exit(_FAILURE)
     os._exit(0)

@@ -306,8 +306,7 @@ class Session:
     def _leave_behind(self) -> None:
         """The code cannot be stopped: the session is over without it. It is closed if it ever ends."""
         if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+            self._clear_deadline(self._deadline)
         self._phase = _STUCK
         self._keeper.session_stuck(self, stuck=True)
         self._let_go()
@@ -518,8 +517,7 @@ class Session:
         if self._overruled is not None:
             reply, error, self._overruled = None, self._overruled, None
         if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+            self._clear_deadline(self._deadline)
         if self._phase is not _STUCK:
             self._reply(reply, error)
         self.last_active = self._clock()
@@ -550,8 +548,12 @@ class Session:
 
     def _set_deadline(self, seconds: float, callback: Callable[[], None]) -> None:
         if self._deadline is not None:
-            self._deadline.cancel()
+            self._clear_deadline(self._deadline)
         self._deadline = asyncio.get_running_loop().call_later(seconds, callback)
+
+    def _clear_deadline(self, deadline: asyncio.TimerHandle) -> None:
+        deadline.cancel()
+        self._deadline = None
 
     # Opening and closing.
 
@@ -560,8 +562,7 @@ class Session:
         self.last_active = self._clock()
         self.busy_with = ""
         if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+            self._clear_deadline(self._deadline)
         if self._phase is not _OPENING:
             self._close_environment()
         elif error is not None:
@@ -588,8 +589,7 @@ class Session:
 
     def _environment_closed(self, result: Any, error: EnvHiveError | None) -> None:
         if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+            self._clear_deadline(self._deadline)
         self.busy_with = ""
         if self._phase is _STUCK:
             self._keeper.session_stuck(self, stuck=False)
