@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -152,3 +153,65 @@ def test_bad_configuration_is_said_once() -> None:
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert "no module 'nowhere'" in done.stderr
+
+
+def call(server: ServerProcess, path: str, body: Any = None, session: str | None = None) -> tuple[int, Any, str | None]:
+    """An HTTP call on a connection of its own: status, body, and the session it names."""
+    headers = {"Content-Type": "application/json"} | ({} if session is None else {"X-Session-Id": session})
+    data = None if path == "/state" else json.dumps(body or {}).encode()
+    request = urllib.request.Request(f"{server.url}{path}", data=data, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return reply.status, json.load(reply), reply.headers["X-Session-Id"]
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error), error.headers["X-Session-Id"]
+
+
+def test_an_http_session_is_found_from_whichever_worker() -> None:
+    with envhive_serve("benchmark", "--workers", "3", "--max-sessions", "9") as server:
+        begun = [call(server, "/reset") for _ in range(9)]
+        pids = Counter(body["observation"]["pid"] for _, body, _ in begun)
+        assert sorted(pids.values()) == [3, 3, 3]
+        for _ in range(4):
+            for _, body, session in begun:
+                status, stepped, named = call(server, "/step", {"action": {"wait_seconds": 0}}, session)
+                assert (status, named) == (200, session)
+                assert stepped["observation"]["pid"] == body["observation"]["pid"]
+        assert [call(server, "/state", session=session)[1]["step_count"] for _, _, session in begun] == [4] * 9
+        assert call(server, "/reset")[1]["code"] == "CAPACITY_REACHED"
+        assert get(server, "/health")["active_sessions"] == 9
+        assert [call(server, "/close", session=session)[0] for _, _, session in begun] == [200] * 9
+        assert {call(server, "/close", session=session)[1]["code"] for _, _, session in begun} == {"SESSION_NOT_FOUND"}
+        assert get(server, "/health")["active_sessions"] == 0
+
+
+def test_calls_without_a_session_never_fill_the_server_whichever_worker_has_the_place() -> None:
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "1") as server:
+        assert [call(server, "/reset")[0] for _ in range(24)] == [200] * 24
+        assert [call(server, "/step", {"action": {}})[0] for _ in range(12)] == [200] * 12
+
+        async def scenario() -> None:
+            for _ in range(4):
+                async with sessions(server, 1) as [(_, reply)]:
+                    assert reply["type"] == "observation"
+                assert (await asyncio.to_thread(call, server, "/reset"))[0] == 200
+
+        asyncio.run(scenario())
+
+
+def test_an_http_session_of_a_killed_worker_is_gone_and_its_place_is_free() -> None:
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "4") as server:
+        begun = [call(server, "/reset") for _ in range(4)]
+        doomed = begun[0][1]["observation"]["pid"]
+        for _, _, session in begun:
+            assert call(server, "/step", {"action": {}}, session)[0] == 200
+        os.kill(doomed, signal.SIGKILL)
+        eventually(lambda: doomed not in {each["pid"] for each in get(server, "/health")["workers"] if "pid" in each})
+        outcomes = {
+            (body["observation"]["pid"] == doomed, call(server, "/step", {"action": {}}, session)[0])
+            for _, body, session in begun
+        }
+        assert outcomes == {(True, 404), (False, 200)}
+        eventually(lambda: get(server, "/health")["active_sessions"] == 2)
+        assert [call(server, "/reset")[0] for _ in range(2)] == [200] * 2

@@ -167,7 +167,7 @@ def _serve_alone(target: str, options: dict[str, Any], config: ServerConfig) -> 
             loaded = load_target(target)
     except EnvironmentFactoryError as error:
         raise ConfigurationError(str(error)) from error
-    return run_app(loaded.app, config, bind(config.host, config.port), Announcing())
+    return run_app(loaded.app, config, [bind(config.host, config.port)], Announcing())
 
 
 def _is_loopback(host: str) -> bool:

@@ -82,7 +82,7 @@ class HTTPEnvServer:
 
     @property
     def active_sessions(self) -> int:
-        return len(self.hive.sessions)
+        return self.hive.active_sessions
 
     @property
     def max_concurrent_envs(self) -> int:

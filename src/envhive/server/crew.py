@@ -180,14 +180,26 @@ class Crew:
     def start(self) -> None:
         """Listen to the others, and tell them that sessions are welcome here."""
         path = self._path(self.index)
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self._listener.bind(str(path))
         self._listener.listen(_BACKLOG)
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
         self.ledger.set_at_work(self.index, True)
+
+    def listen_for_requests(self) -> socket.socket:
+        """A listening socket for the HTTP requests that other workers pass on to this one."""
+        path = self.path_for_requests(self.index)
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        return listener
+
+    def path_for_requests(self, worker: int) -> Path:
+        return self._folder / f"{worker}.http"
 
     def leave(self) -> None:
         """Take no more sessions: this worker is about to stop."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
@@ -20,7 +21,6 @@ from envhive.errors import (
     EnvHiveError,
     QuotaExceededError,
     SessionCapacityError,
-    SessionError,
     SessionNotFoundError,
 )
 from envhive.server.admission import Line
@@ -31,6 +31,7 @@ from envhive.server.config import ServerConfig
 from envhive.server.crew import current_crew
 from envhive.server.health import Health, judge, merged, report_of
 from envhive.server.heartbeat import Heartbeat
+from envhive.server.http_sessions import HttpSessions
 from envhive.server.layer2 import Extended
 from envhive.server.nursery import nursery_for
 from envhive.server.places import LocalPlaces, Places, SharedPlaces
@@ -88,6 +89,10 @@ class Hive:
         self._lags: deque[float] = deque(maxlen=_LAG_SAMPLES)
         self._failures_in_a_row = 0
         self._detached: set[Session] = set()
+        self.http = HttpSessions(self._places, config.session_timeout)
+        """Sessions that are found by their id."""
+        self._successors: dict[Session, Session] = {}
+        """Sessions that begin when another has ended, whose place they have."""
         patience = config.admission_timeout
         self.line = None if patience is None else Line(self._places, patience, clock)
         """Where newcomers wait while the server is full."""
@@ -110,26 +115,24 @@ class Hive:
             raise DrainingError("The server is shutting down and takes no new sessions")
         if not reserved:
             self._places.take(owner)
-        session_id, session = self._new_id(), None
-        try:
-            session = Session(
-                session_id,
-                self.start().make(session_id),
-                outlet,
-                self,
-                owner=owner,
-                mode=self.mode,
-                extended=Extended(self.config.lease) if layer == 2 else None,
-                step_timeout=self.config.step_timeout,
-                clock=self._clock,
-            )
-            self.sessions[session_id] = session
-            session.greet(self._limits)
+        session_id = self._new_id()
+        self.sessions[session_id] = session = Session(
+            session_id,
+            self.start().make(session_id),
+            outlet,
+            self,
+            owner=owner,
+            mode=self.mode,
+            extended=Extended(self.config.lease) if layer == 2 else None,
+            step_timeout=self.config.step_timeout,
+            clock=self._clock,
+        )
+        session.greet(self._limits)
+        predecessor = self.http.make_room()
+        if predecessor is None:
             session.open()
-        except RuntimeError as error:  # no thread can be started: the system's limit is reached
-            if session is None or self.sessions.pop(session_id, None) is not None:
-                self._places.give_back(owner)  # unless the session has ended already, and done so
-            raise SessionError(f"The session could not be started: {error}") from error
+        else:
+            self._successors[predecessor] = session  # their environments might get in each other's way
         return session
 
     def _new_id(self) -> str:
@@ -145,6 +148,13 @@ class Hive:
         """Whether another worker, which is at work, has made this session."""
         return self.crew is not None and self.crew.owner_of(session_id) not in (None, self.crew.index)
 
+    def way_to(self, session_id: str | None) -> Path | None:
+        """Where to pass an HTTP request on to: another worker that has its session, or room for a new one."""
+        if self.crew is None or self.shared is None:
+            return None
+        worker = self.shared.best_worker() if session_id is None else self.crew.owner_of(session_id)
+        return None if worker in (None, self.crew.index) else self.crew.path_for_requests(worker)
+
     def resume(self, session_id: str, token: str, outlet: Outlet, owner: Owner | None) -> Session:
         """The session of a client that lost its connection; raises `SessionNotFoundError`, whatever the reason."""
         session = self.sessions.get(session_id)
@@ -156,22 +166,25 @@ class Hive:
     @asynccontextmanager
     async def visit(self, owner: Owner | None) -> AsyncIterator[Session]:
         """A session for the length of one HTTP request; its place is free again when this ends."""
-        try:
-            session = self.admit(None, owner=owner)
-        except QuotaExceededError:
-            raise
-        except SessionCapacityError:
-            if self.line is None:
-                raise
-            session = await self._admit_in_turn(self.line, owner)
+        session = await self.admit_in_turn(owner)
         try:
             yield session
         finally:
             session.end()
             await session.wait_closed()
 
-    async def _admit_in_turn(self, line: Line, owner: Owner | None) -> Session:
-        """A session for an HTTP request that waits for its place."""
+    async def admit_in_turn(self, owner: Owner | None) -> Session:
+        """A session without a connection, after waiting for a place if need be."""
+        try:
+            return self.admit(None, owner=owner)
+        except QuotaExceededError:
+            raise
+        except SessionCapacityError:
+            if self.line is None:
+                raise
+            return await self._wait_in(self.line, owner)
+
+    async def _wait_in(self, line: Line, owner: Owner | None) -> Session:
         visitor = _Visitor(owner, asyncio.get_running_loop().create_future(), self._places)
         ticket = line.join(visitor)
         try:
@@ -189,9 +202,12 @@ class Hive:
     def session_closed(self, session: Session) -> None:
         self._detached.discard(session)
         if self.sessions.pop(session.id, None) is not None:
-            self._places.give_back(session.owner)
+            self.http.forget(session)
             if self.line is not None:
                 self.line.look()
+        successor = self._successors.pop(session, None)
+        if successor is not None:
+            successor.open()
 
     def session_stuck(self, session: Session, *, stuck: bool) -> None:
         if stuck:
@@ -232,6 +248,7 @@ class Hive:
         """Expire the sessions that were idle too long, and ask silent peers whether they are there."""
         now = self._clock()
         self.heartbeat.beat(now)
+        self.http.sweep(now)
         for session in list(self._detached):
             session.lapse(now)
         limit = self.config.session_timeout
@@ -244,6 +261,11 @@ class Hive:
                 session.expire(limit)
 
     # What others may know.
+
+    @property
+    def active_sessions(self) -> int:
+        """The sessions of this process that somebody uses."""
+        return len(self.sessions) - self.http.on_offer()
 
     def capacity(self) -> ServerCapacityStatus:
         return ServerCapacityStatus.from_counts(self._places.taken(), self.limit.sessions)
@@ -260,7 +282,7 @@ class Hive:
         return Health(
             status=status,
             reasons=reasons,
-            active_sessions=len(self.sessions),
+            active_sessions=self.active_sessions,
             max_sessions=self.limit.sessions,
             loop_lag_ms=round(lag * 1000, 1),
             uptime_s=round(self._clock() - self._started_at, 1),
@@ -291,7 +313,11 @@ class Hive:
 
     def _own_sessions(self) -> list[dict[str, Any]]:
         now, pid = self._clock(), os.getpid()
-        return [{**session.summary(now), "pid": pid} for session in [*self.sessions.values(), *self.stuck.values()]]
+        listed = [{**session.summary(now), "pid": pid} for session in [*self.sessions.values(), *self.stuck.values()]]
+        for summary in listed:
+            if self.http.is_on_offer(summary["session_id"]):
+                summary["doing"] = "waiting for its first request"
+        return listed
 
     async def metadata(self) -> bytes:
         """What the environment says about itself; asked once, of an instance made for it."""

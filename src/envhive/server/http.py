@@ -1,22 +1,26 @@
 """The HTTP endpoints: thin functions over the hive.
 
-Without a session the calls are stateless: each gets a fresh environment, which counts as a session while it lasts.
+`/reset` answers with the id of its session in `X-Session-Id`; a call that sends it back goes on with that session. A
+`/step` or `/state` without it gets a fresh environment, which counts as a session while it lasts.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from fastapi import Body, FastAPI, Request, Response
+from fastapi import Body, FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from envhive.errors import EnvHiveError
+from envhive.errors import EnvHiveError, InvalidMessageError
 from envhive.server.gate import Caller, error_response
 from envhive.server.hive import Hive
 from envhive.server.mcp import answer_mcp_text
+from envhive.server.relay import Relayed, is_relayed
+from envhive.server.session import Session
 from envhive.server.tasks import register_task_routes
 from envhive.types import EnvironmentMetadata, HealthStatus, ServerMode
 
@@ -38,7 +42,11 @@ class StepRequest(BaseModel):
 
     action: dict[str, Any] = Field(description="The action, as /schema describes it")
     timeout_s: float | None = Field(default=None, gt=0, description="Seconds the step may take")
-    request_id: str | None = Field(default=None, max_length=255, description="The caller's name for this request")
+    request_id: str | None = Field(
+        default=None,
+        max_length=255,
+        description="The caller's name for this request. In a session, the last one that comes again is not run again",
+    )
 
 
 class StepResponse(BaseModel):
@@ -48,6 +56,13 @@ class StepResponse(BaseModel):
     reward: float | None = Field(default=None, description="Reward of the action")
     done: bool = Field(default=False, description="Whether the episode has ended")
     metadata: dict[str, Any] | None = Field(default=None, description="What the environment sent along, if anything")
+
+
+class CloseResponse(BaseModel):
+    """A session has ended."""
+
+    session_id: str
+    steps: int = Field(description="How many steps it had")
 
 
 class HealthResponse(BaseModel):
@@ -71,6 +86,8 @@ class ErrorResponse(BaseModel):
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorResponse, "description": "There is no such session"},
+    410: {"model": ErrorResponse, "description": "The session has expired"},
     422: {"model": ErrorResponse, "description": "The action is invalid"},
     500: {"model": ErrorResponse, "description": "The environment failed"},
     503: {"model": ErrorResponse, "description": "No session is free"},
@@ -94,33 +111,96 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     return error_response(error)
 
 
-def _json(payload: bytes, status_code: int = 200) -> Response:
-    return Response(payload, status_code=status_code, media_type="application/json")
+def _json(payload: bytes, session_id: str | None = None) -> Response:
+    headers = None if session_id is None else {SESSION_HEADER: session_id}
+    return Response(payload, media_type="application/json", headers=headers)
+
+
+SESSION_HEADER: Final = "X-Session-Id"
+SessionId = Annotated[
+    str | None, Header(alias=SESSION_HEADER, max_length=255, description="The session, as `/reset` named it")
+]
 
 
 def _register_control(app: FastAPI, hive: Hive) -> None:
     @app.post("/reset", response_model=StepResponse, responses=_ERRORS, tags=["Environment"])
-    async def reset(owner: Caller, request: Annotated[ResetRequest | None, Body()] = None) -> Response:
-        """Make an environment, reset it, and return its first observation. For an episode, use the WebSocket at /ws."""
-        keywords = {} if request is None else request.model_dump(exclude_unset=True)
+    async def reset(
+        request: Request,
+        owner: Caller,
+        body: Annotated[ResetRequest | None, Body()] = None,
+        session_id: SessionId = None,
+    ) -> Response:
+        """Begin an episode, in a new session or the one that is named, and return its first observation.
+
+        The answer's `X-Session-Id` names the session for further calls. Training runs use the WebSocket at /ws.
+        """
+        if (relayed := await _relay(hive, request, session_id)) is not None:
+            return relayed
+        keywords = {} if body is None else body.model_dump(exclude_unset=True)
         timeout_s = keywords.pop("timeout_s", None)
-        async with hive.visit(owner) as session:
-            return _json(await session.ask_reset(keywords, timeout_s))
+        if session_id is None:
+            session = await hive.admit_in_turn(owner)
+            return await _begin(hive, session, keywords, timeout_s)
+        guest = hive.http.find(session_id, owner)
+        again = keywords.get("request_id")
+        answer = await guest.once(again, lambda: guest.session.ask_reset(keywords, timeout_s))
+        return _json(answer, session_id)
 
     @app.post("/step", response_model=StepResponse, responses=_ERRORS, tags=["Environment"])
-    async def step(owner: Caller, request: StepRequest) -> Response:
-        """Make an environment and step it once. For an episode, use the WebSocket at /ws."""
-        keywords = request.model_dump(exclude_unset=True, exclude={"action", "timeout_s"})
-        action = json.dumps(request.action).encode()
+    async def step(request: Request, owner: Caller, body: StepRequest, session_id: SessionId = None) -> Response:
+        """Step the session that is named; without one, a fresh environment. Training runs use the WebSocket at /ws."""
+        if (relayed := await _relay(hive, request, session_id)) is not None:
+            return relayed
+        keywords = body.model_dump(exclude_unset=True, exclude={"action", "timeout_s"})
+        action = json.dumps(body.action).encode()
+        if session_id is not None:
+            guest = hive.http.find(session_id, owner)
+            call = functools.partial(guest.session.ask_step, action, keywords, body.timeout_s)
+            return _json(await guest.once(body.request_id, call), session_id)
         hive.calls.parse_action(action)  # a bad action needs no environment to be told so
         async with hive.visit(owner) as session:
-            return _json(await session.ask_step(action, keywords, request.timeout_s))
+            return _json(await session.ask_step(action, keywords, body.timeout_s))
 
     @app.get("/state", response_model=hive.blueprint.state_cls, responses=_ERRORS, tags=["Environment"])
-    async def state(owner: Caller) -> Response:
-        """The state of a fresh environment. For an episode's, use the WebSocket at /ws."""
+    async def state(request: Request, owner: Caller, session_id: SessionId = None) -> Response:
+        """The state of the session that is named; without one, of a fresh environment."""
+        if (relayed := await _relay(hive, request, session_id)) is not None:
+            return relayed
+        if session_id is not None:
+            return _json(await hive.http.find(session_id, owner).session.ask_state(), session_id)
         async with hive.visit(owner) as session:
             return _json(await session.ask_state())
+
+    @app.post("/close", response_model=CloseResponse, responses=_ERRORS, tags=["Environment"])
+    async def close(request: Request, owner: Caller, session_id: SessionId = None) -> Response | CloseResponse:
+        """End the session that is named, and give its place to others."""
+        if session_id is None:
+            raise InvalidMessageError(f"Name the session to close in the header {SESSION_HEADER}")
+        if (relayed := await _relay(hive, request, session_id)) is not None:
+            return relayed
+        session = hive.http.find(session_id, owner).session
+        session.end()
+        await session.wait_closed()
+        return CloseResponse(session_id=session_id, steps=session.steps)
+
+
+async def _relay(hive: Hive, request: Request, session_id: str | None) -> Response | None:
+    """Another worker's answer, if the session is there, or a new one would find more room there."""
+    if is_relayed(request.scope) or (way := hive.way_to(session_id)) is None:
+        return None
+    return Relayed(way, await request.body())
+
+
+async def _begin(hive: Hive, session: Session, keywords: dict[str, Any], timeout_s: float | None) -> Response:
+    kept = False
+    try:
+        answer = await session.ask_reset(keywords, timeout_s)
+        kept = hive.http.add(session)
+    finally:
+        if not kept:
+            session.end()
+            await session.wait_closed()
+    return _json(answer, session.id if kept else None)
 
 
 def _register_information(app: FastAPI, hive: Hive) -> None:

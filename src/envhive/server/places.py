@@ -38,7 +38,7 @@ class Places(Protocol):
         """Give back a place in this process."""
 
     def taken(self) -> int:
-        """How many are taken, in the whole server."""
+        """How many are taken, and not on offer, in the whole server."""
 
     def limit(self) -> int:
         """How many there are, in the whole server."""
@@ -57,6 +57,23 @@ class Places(Protocol):
     def take_in_turn(self, ticket: int, owner: Owner | None = None) -> bool:
         """Take a place if one is free and nobody has a lower ticket; raises when the owner may have no more."""
 
+    def anyone_waits(self) -> bool:
+        """Whether somebody does, in the whole server."""
+
+    # For sessions that may have been left by their clients. A newcomer who finds all places taken gets one of theirs.
+
+    def offer(self, owner: Owner | None = None) -> None:
+        """A session in this process gives its place to whoever needs it. It no longer counts for its owner."""
+
+    def keep(self, owner: Owner | None = None) -> bool:
+        """Such a session is needed after all; False if too late. Raises when the owner may have no more."""
+
+    def on_offer(self) -> int:
+        """How many offered places of this process nobody has taken so far."""
+
+    def withdraw(self) -> None:
+        """Give back a place that was on offer: its session has ended by itself."""
+
 
 class LocalPlaces:
     """The places of a server that is one process."""
@@ -67,17 +84,26 @@ class LocalPlaces:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
+        self._on_offer = 0
         self._tickets = 0
         self._first: int | None = None
 
     def take(self, owner: Owner | None = None) -> None:
+        if self._first is not None or not self._take(owner):
+            raise SessionCapacityError(self._taken, self._limit)
+
+    def _take(self, owner: Owner | None) -> bool:
         if owner is not None:
             check_quota(owner, self._taken_by[owner])
-        if self._taken >= self._limit or self._first is not None:
-            raise SessionCapacityError(self._taken, self._limit)
-        self._taken += 1
+        if self._taken < self._limit:
+            self._taken += 1
+        elif self._on_offer:
+            self._on_offer -= 1
+        else:
+            return False
         if owner is not None:
             self._taken_by[owner] += 1
+        return True
 
     def give_back(self, owner: Owner | None = None) -> None:
         self._taken -= 1
@@ -85,7 +111,7 @@ class LocalPlaces:
             self._taken_by[owner] -= 1
 
     def taken(self) -> int:
-        return self._taken
+        return self._taken - self._on_offer
 
     def limit(self) -> int:
         return self._limit
@@ -101,13 +127,34 @@ class LocalPlaces:
         return 0 if self._first is None else ticket - self._first
 
     def take_in_turn(self, ticket: int, owner: Owner | None = None) -> bool:
-        if self._taken >= self._limit:
+        return (self._taken < self._limit or self._on_offer > 0) and self._take(owner)
+
+    def anyone_waits(self) -> bool:
+        return self._first is not None
+
+    def offer(self, owner: Owner | None = None) -> None:
+        self._on_offer += 1
+        if owner is not None:
+            self._taken_by[owner] -= 1
+
+    def keep(self, owner: Owner | None = None) -> bool:
+        if not self._on_offer:
             return False
         if owner is not None:
             check_quota(owner, self._taken_by[owner])
             self._taken_by[owner] += 1
-        self._taken += 1
+        self._on_offer -= 1
         return True
+
+    def on_offer(self) -> int:
+        return self._on_offer
+
+    def withdraw(self) -> None:
+        self._on_offer -= 1
+        self._taken -= 1
+
+
+_ROWS: Final = 3 * MOST_HIVES + MOST_TOKENS
 
 
 class Ledger:
@@ -115,8 +162,8 @@ class Ledger:
 
     A row for each hive: its limit, then how many sessions each worker has; and one for each owner of a token, alike.
     Then again one for each hive: the last ticket drawn by those who wait for a place, and the lowest that waits with
-    each worker. Changes are made under a file lock, which the system takes back from a process that dies with it; each
-    costs two system calls, once a session.
+    each worker. And one more: how many of each worker's places are on offer. Changes are made under a file lock, which
+    the system takes back from a process that dies with it; each costs two system calls, once a session.
     """
 
     def __init__(self, descriptor: int, workers: int) -> None:
@@ -128,7 +175,7 @@ class Ledger:
 
     @staticmethod
     def _size(workers: int) -> int:
-        return 8 * (1 + workers) * (1 + 2 * MOST_HIVES + MOST_TOKENS)
+        return 8 * (1 + workers) * (1 + _ROWS)
 
     @classmethod
     def create(cls, workers: int) -> Ledger:
@@ -156,22 +203,63 @@ class Ledger:
     ) -> int | None:
         """Take a place with `worker`, or with the one that has the fewest; None when the server is full.
 
-        Of several with equally few, `prefer` is taken if it is one of them. Raises when `owner` may have no more.
+        Of several with equally few, `prefer` is taken if it is one of them. When all places are taken, it is one that
+        is on offer, if any. Raises when `owner` may have no more.
         """
         with self._locked() as cells:
             if owner is not None:
                 check_quota(owner, sum(self.counts(MOST_HIVES + owner.number)))
-            row = self._row(hive)
-            counts = cells[row + 1 : row + self._width]
-            if sum(counts) >= cells[row] or any(self._firsts(hive)):
+            if any(self._firsts(hive)):
                 return None
-            if worker is None:
-                at_work = [index for index in range(self.workers) if cells[1 + index]] or [prefer]
-                worker = min(at_work, key=lambda index: (counts[index], index != prefer))
-            cells[row + 1 + worker] += 1
-            if owner is not None:
-                cells[self._row(MOST_HIVES + owner.number) + 1 + worker] += 1
+            row, offers = self._row(hive), self._offers(hive)
+            counts = cells[row + 1 : row + self._width]
+            at_work = [index for index in range(self.workers) if cells[1 + index]] or [prefer]
+            candidates = at_work if worker is None else [worker]
+            full = sum(counts) >= cells[row]
+            if full:
+                candidates = [index for index in candidates if cells[offers + 1 + index]]
+                if not candidates:
+                    return None
+            worker = min(candidates, key=lambda index: (counts[index], index != prefer))
+            if full:
+                cells[offers + 1 + worker] -= 1
+            else:
+                cells[row + 1 + worker] += 1
+            self._count_for(owner, worker, 1)
             return worker
+
+    def _count_for(self, owner: Owner | None, worker: int, change: int) -> None:
+        if owner is not None:
+            index = self._row(MOST_HIVES + owner.number) + 1 + worker
+            self._cells[index] = max(0, self._cells[index] + change)
+
+    def offer(self, hive: int, worker: int, owner: Owner | None) -> None:
+        with self._locked() as cells:
+            cells[self._offers(hive) + 1 + worker] += 1
+            self._count_for(owner, worker, -1)
+
+    def keep(self, hive: int, worker: int, owner: Owner | None) -> bool:
+        with self._locked() as cells:
+            index = self._offers(hive) + 1 + worker
+            if not cells[index]:
+                return False
+            if owner is not None:
+                check_quota(owner, sum(self.counts(MOST_HIVES + owner.number)))
+                self._count_for(owner, worker, 1)
+            cells[index] -= 1
+            return True
+
+    def withdraw(self, hive: int, worker: int) -> None:
+        with self._locked() as cells:
+            for index in (self._offers(hive) + 1 + worker, self._row(hive) + 1 + worker):
+                cells[index] = max(0, cells[index] - 1)
+
+    def on_offer(self, hive: int) -> list[int]:
+        offers = self._offers(hive)
+        return list(self._cells[offers + 1 : offers + self._width])
+
+    def anyone_waits(self, hive: int) -> bool:
+        return any(self._firsts(hive))
 
     def release(self, hive: int, worker: int, owner: int | None = None) -> None:
         with self._locked() as cells:
@@ -188,7 +276,7 @@ class Ledger:
         """A worker died, and its sessions with it."""
         with self._locked() as cells:
             cells[1 + worker] = 0
-            for row in range(2 * MOST_HIVES + MOST_TOKENS):
+            for row in range(_ROWS):
                 cells[self._row(row) + 1 + worker] = 0
 
     def draw_ticket(self, hive: int) -> int:
@@ -206,13 +294,17 @@ class Ledger:
     def reserve_in_turn(self, hive: int, worker: int, ticket: int, owner: Owner | None) -> bool:
         """Take a place with `worker` for the holder of a ticket, if there is one and it is the lowest."""
         with self._locked() as cells:
-            row = self._row(hive)
-            if sum(cells[row + 1 : row + self._width]) >= cells[row] or self.ahead_of(hive, ticket):
+            row, offered = self._row(hive), self._offers(hive) + 1 + worker
+            full = sum(cells[row + 1 : row + self._width]) >= cells[row]
+            if (full and not cells[offered]) or self.ahead_of(hive, ticket):
                 return False
             if owner is not None:
                 check_quota(owner, sum(self.counts(MOST_HIVES + owner.number)))
-                cells[self._row(MOST_HIVES + owner.number) + 1 + worker] += 1
-            cells[row + 1 + worker] += 1
+                self._count_for(owner, worker, 1)
+            if full:
+                cells[offered] -= 1
+            else:
+                cells[row + 1 + worker] += 1
             return True
 
     def at_work(self) -> list[bool]:
@@ -233,6 +325,9 @@ class Ledger:
 
     def _line(self, hive: int) -> int:
         return self._row(MOST_HIVES + MOST_TOKENS + hive)
+
+    def _offers(self, hive: int) -> int:
+        return self._row(2 * MOST_HIVES + MOST_TOKENS + hive)
 
 
 class SharedPlaces:
@@ -262,7 +357,7 @@ class SharedPlaces:
         self._ledger.release(self.hive, worker, None if owner is None else owner.number)
 
     def taken(self) -> int:
-        return sum(self._ledger.counts(self.hive))
+        return sum(self._ledger.counts(self.hive)) - sum(self._ledger.on_offer(self.hive))
 
     def limit(self) -> int:
         return self._ledger.limit(self.hive)
@@ -278,3 +373,25 @@ class SharedPlaces:
 
     def take_in_turn(self, ticket: int, owner: Owner | None = None) -> bool:
         return self._ledger.reserve_in_turn(self.hive, self._worker, ticket, owner)
+
+    def anyone_waits(self) -> bool:
+        return self._ledger.anyone_waits(self.hive)
+
+    def offer(self, owner: Owner | None = None) -> None:
+        self._ledger.offer(self.hive, self._worker, owner)
+
+    def keep(self, owner: Owner | None = None) -> bool:
+        return self._ledger.keep(self.hive, self._worker, owner)
+
+    def on_offer(self) -> int:
+        return self._ledger.on_offer(self.hive)[self._worker]
+
+    def withdraw(self) -> None:
+        self._ledger.withdraw(self.hive, self._worker)
+
+    def best_worker(self) -> int:
+        """Where a new session would go now: to the worker with the fewest, or, when all is taken, a place on offer."""
+        counts, offers = self._ledger.counts(self.hive), self._ledger.on_offer(self.hive)
+        full = sum(counts) >= self.limit()
+        at_work = [worker for worker, yes in enumerate(self._ledger.at_work()) if yes and (offers[worker] or not full)]
+        return min(at_work or [self._worker], key=lambda worker: (counts[worker], worker != self._worker))

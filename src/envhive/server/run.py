@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._drained_by is not None and not self.should_exit:
             over = time.monotonic() >= self._drained_by
-            self.should_exit = over or not any(hive.sessions for hive in Hive.all)
+            self.should_exit = over or not any(hive.active_sessions for hive in Hive.all)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -113,8 +113,8 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
 
-def run_app(app: Any, config: ServerConfig, listener: socket.socket, moments: Moments) -> int:
-    """Serve `app` on a listening socket until a signal says stop. Returns the exit code."""
+def run_app(app: Any, config: ServerConfig, listeners: list[socket.socket], moments: Moments) -> int:
+    """Serve `app` on listening sockets until a signal says stop. Returns the exit code."""
     raise_file_limit()
     Hive.closing_at = None
     gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
@@ -139,9 +139,10 @@ def run_app(app: Any, config: ServerConfig, listener: socket.socket, moments: Mo
         moments,
     )
     try:
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
     return _FORCED_EXIT if server.force_exit or not server.started else 0
 
 

@@ -210,7 +210,10 @@ class Session:
 
     def open(self) -> None:
         """Make the environment. Requests that come meanwhile wait."""
-        self._runner.open(self._opened)
+        try:
+            self._runner.open(self._opened)
+        except RuntimeError as error:  # no thread can be started: the system's limit is reached
+            self._opened(None, SessionError(f"The session could not be started: {error}"))
 
     def receive(self, frame: str) -> None:
         """Take a text frame from the client. Its reply goes to the outlet, in order."""
@@ -447,6 +450,11 @@ class Session:
         for item in dropped or ():
             if isinstance(item, Ask):
                 item.fail(self._why_over())
+
+    @property
+    def ended_by(self) -> EnvHiveError | None:
+        """What ended it, if it was not its client."""
+        return self._ended_by
 
     def _why_over(self) -> EnvHiveError:
         return self._ended_by or SessionError("The session has ended")

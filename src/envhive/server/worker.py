@@ -75,7 +75,8 @@ def main() -> int:
         tell(orders["status"], {"error": str(error)})
         return 2
     moments = WorkerMoments(orders, crew, describe_target(target))
-    return run_app(target.app, config, socket.socket(fileno=orders["listener"]), moments)
+    listeners = [socket.socket(fileno=orders["listener"]), crew.listen_for_requests()]
+    return run_app(target.app, config, listeners, moments)
 
 
 def tell(status: int, message: dict[str, Any]) -> None:

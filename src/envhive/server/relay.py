@@ -1,0 +1,114 @@
+"""HTTP requests that belong to another worker, passed on to it over a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import httptools
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from envhive.errors import SessionError, SessionNotFoundError
+from envhive.server.gate import error_response
+
+_CHUNK: Final = 65536
+_BETWEEN_NEIGHBOURS: Final = frozenset(
+    {b"connection", b"content-length", b"expect", b"keep-alive", b"te", b"transfer-encoding", b"upgrade"}
+)
+"""Headers that are about a connection, and not passed on to the next."""
+
+
+def is_relayed(scope: Scope) -> bool:
+    """Whether a request came from another worker, which it must not go back to."""
+    server = scope.get("server")
+    return server is not None and server[1] is None
+
+
+class Relayed(Response):
+    """Another worker's answer to a request, as it comes."""
+
+    def __init__(self, path: Path, body: bytes) -> None:
+        super().__init__()
+        self._path = path
+        self._content = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self._path))
+        except OSError:
+            gone = SessionNotFoundError("The worker that had this session is gone, and the session with it")
+            await error_response(gone)(scope, receive, send)
+            return
+        answer = _Answer()
+        watching = asyncio.ensure_future(_hang_up_with(receive, writer))
+        try:
+            writer.write(_head(scope, len(self._content)) + self._content)
+            while not answer.is_complete:
+                answer.feed(await reader.read(_CHUNK))
+                for message in answer.take():
+                    await send(message)
+        except (OSError, httptools.HttpParserError):
+            if not answer.has_begun:
+                lost = SessionError("The worker that has this session did not answer: it may have ended")
+                await error_response(lost)(scope, receive, send)
+            # Otherwise the server sees an answer without an end, and cuts the connection: the client cannot mistake it.
+        finally:
+            watching.cancel()
+            writer.close()
+
+
+async def _hang_up_with(receive: Receive, writer: asyncio.StreamWriter) -> None:
+    """When the client hangs up, let the other worker see it."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    writer.close()
+
+
+def _head(scope: Scope, length: int) -> bytes:
+    target: bytes = scope.get("raw_path") or scope["path"].encode()
+    if scope.get("query_string"):
+        target += b"?" + scope["query_string"]
+    lines = [b"%s %s HTTP/1.1" % (scope["method"].encode(), target)]
+    lines += [b"%s: %s" % (name, value) for name, value in scope["headers"] if name not in _BETWEEN_NEIGHBOURS]
+    lines += [b"content-length: %d" % length, b"connection: close", b"", b""]
+    return b"\r\n".join(lines)
+
+
+class _Answer:
+    """An HTTP response on its way, as ASGI messages."""
+
+    def __init__(self) -> None:
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._messages: list[dict[str, Any]] = []
+        self.has_begun = self.is_complete = False
+
+    def feed(self, data: bytes) -> None:
+        if not data:
+            raise ConnectionResetError
+        self._parser.feed_data(data)
+
+    def take(self) -> list[dict[str, Any]]:
+        messages, self._messages = self._messages, []
+        return messages
+
+    # What httptools calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-length" or name not in (*_BETWEEN_NEIGHBOURS, b"date"):  # this worker adds the date itself
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self.has_begun = True
+        status = self._parser.get_status_code()
+        self._messages.append({"type": "http.response.start", "status": status, "headers": self._headers})
+
+    def on_body(self, body: bytes) -> None:
+        self._messages.append({"type": "http.response.body", "body": body, "more_body": True})
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+        self._messages.append({"type": "http.response.body", "body": b"", "more_body": False})
