@@ -70,7 +70,7 @@ def test_every_endpoint_answers_for_the_whole_server_from_whichever_worker() -> 
                 listed = await asyncio.to_thread(get, server, "/sessions")
                 assert len(listed) == 10
                 assert len({session["session_id"] for session in listed}) == 10
-                assert set(listed[0]) == {"session_id", "owner", "age_s", "idle_s", "steps", "doing", "pid"}
+                assert set(listed[0]) == {"session_id", "owner", "age_s", "idle_s", "busy_s", "steps", "doing", "pid"}
                 assert sorted(session["doing"] for session in listed) == ["idle"] * 9 + ["step"]
                 health = await asyncio.to_thread(get, server, "/health")
                 assert [worker["sessions"] for worker in health["workers"]] == [5, 5]

@@ -170,6 +170,12 @@ class CoroutineDriver:
         self._loop.call_soon(self._cancel_if_pending, self._jobs)
         return True
 
+    @property
+    def running(self) -> Any:
+        """What waits for a coroutine that has not ended yet, if there is one."""
+        task = self._task
+        return task.get_coro() if self._pending and task is not None and not task.done() else None
+
     def stop(self) -> None:
         """End the task when what it is doing is done."""
         if self._task is not None:

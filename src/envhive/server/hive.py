@@ -312,12 +312,21 @@ class Hive:
         return self._own_sessions() if what == "sessions" else report_of(self.own_health())
 
     def _own_sessions(self) -> list[dict[str, Any]]:
-        now, pid = self._clock(), os.getpid()
-        listed = [{**session.summary(now), "pid": pid} for session in [*self.sessions.values(), *self.stuck.values()]]
-        for summary in listed:
-            if self.http.is_on_offer(summary["session_id"]):
-                summary["doing"] = "waiting for its first request"
-        return listed
+        return [self.summary_of(session) for session in [*self.sessions.values(), *self.stuck.values()]]
+
+    def summary_of(self, session: Session) -> dict[str, Any]:
+        """What to show of a session in a list."""
+        summary = {**session.summary(self._clock()), "pid": os.getpid()}
+        if self.http.is_on_offer(session.id):
+            summary["doing"] = "waiting for its first request"
+        return summary
+
+    def find(self, session_id: str, owner: Owner | None) -> Session:
+        """A session of this process, also one that is stuck; raises if it is not there, or not the owner's."""
+        session = self.sessions.get(session_id) or self.stuck.get(session_id)
+        if session is None or (owner is not None and session.owner != owner):
+            raise SessionNotFoundError("This session is not there, or not yours")
+        return session
 
     async def metadata(self) -> bytes:
         """What the environment says about itself; asked once, of an instance made for it."""

@@ -95,6 +95,11 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+_ONE_SESSION: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorResponse, "description": "There is no such session"}
+}
+
+
 def register_http_routes(app: FastAPI, hive: Hive, mode: ServerMode) -> None:
     """Put the endpoints of `mode` on an app."""
     app.add_exception_handler(EnvHiveError, answer_error)
@@ -221,6 +226,24 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
     async def sessions(owner: Caller) -> list[dict[str, Any]]:
         """The sessions of the server, or of the token where one is asked for: id, owner, age, idle time, steps, ..."""
         return await hive.list_sessions(owner)
+
+    @app.get("/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
+    async def one_session(request: Request, owner: Caller, session_id: str) -> Any:
+        """One session, and the Python stack of what its code is doing at this moment."""
+        if (relayed := await _relay(hive, request, session_id)) is not None:
+            return relayed
+        session = hive.find(session_id, owner)
+        return {**hive.summary_of(session), "stack": await session.stack()}
+
+    @app.delete("/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
+    async def end_session(request: Request, owner: Caller, session_id: str) -> Any:
+        """End a session, whatever it is doing. What cannot be stopped, such as a thread, is left behind."""
+        if (relayed := await _relay(hive, request, session_id)) is not None:
+            return relayed
+        session = hive.find(session_id, owner)
+        session.kill()
+        await session.wait_closed()
+        return hive.summary_of(session)
 
     @app.post("/drain", tags=["Server"])
     async def drain() -> HealthResponse:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from envhive.errors import EnvHiveError, EnvironmentCrashedError, ExecutionError, SessionError
+from envhive.server import stacks
 from envhive.server.nursery import DIED, FAILED, FORK, KILL, ORDER, REPORT, Nursery
 from envhive.server.resident import CHUNK, Unpacker, pack
 from envhive.server.runner import Runner
+from envhive.server.stacks import Stack
 from envhive.server.threads import Done
 
 logger: Final = logging.getLogger("envhive.environment")
@@ -365,6 +367,12 @@ class ProcessRunner(Runner):
         if self._child is not None:
             self._child.interrupt()
         return True
+
+    async def stack(self) -> Stack:
+        if self._child is None or self._child.pid is None:
+            return []
+        self._child.tell("stack")
+        return await stacks.of_process(self._child.pid)
 
     def close(self, done: Done) -> None:
         if self._child is None:

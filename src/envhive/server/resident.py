@@ -17,6 +17,7 @@ from typing import Any, Final
 import uvloop
 
 from envhive.errors import EnvHiveError, ExecutionError
+from envhive.server import stacks
 from envhive.server.calls import Calls
 from envhive.server.runner import LoopRunner
 
@@ -74,9 +75,11 @@ class Resident:
         self._unpacker = Unpacker()
         self._needs_loop = False
         self._leaving = False
+        self._stacks: int | None = None
         self._left: asyncio.Future[None] | None = None
 
     def live(self) -> None:
+        self._stacks = stacks.answer_signals()
         while not self._leaving:
             if self._needs_loop:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -110,6 +113,9 @@ class Resident:
             self._runner.open(self._opened)
         elif what == "cancel":
             self._runner.cancel()
+        elif what == "stack":
+            if self._stacks is not None and self._runner.coroutine is not None:
+                stacks.write_down(self._runner.coroutine, self._stacks)
         elif what == "close":
             self._leaving = True
             if self._left is not None and self._runner.env is not None and self._runner.plan.async_close:

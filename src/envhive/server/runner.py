@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from envhive.errors import EnvHiveError, ExecutionError
 from envhive.inspection import ClassPlan, Place, plan_for
-from envhive.server import coroutines
+from envhive.server import coroutines, stacks
 from envhive.server.calls import Calls
 from envhive.server.coroutines import CoroutineDriver
+from envhive.server.stacks import Stack
 from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class Runner(ABC):
     def env_pid(self) -> int | None:
         """The environment's process, if that is not this one."""
         return None
+
+    async def stack(self) -> Stack:
+        """What the running job is doing at this moment, as far as that can be found out."""
+        return []
 
     @abstractmethod
     def open(self, done: Done) -> None:
@@ -151,6 +156,14 @@ class LocalRunner(Runner):
     def cancel(self) -> bool:
         return self._driver is not None and self._driver.cancel()
 
+    @property
+    def coroutine(self) -> Any:
+        """What waits for a coroutine of the environment's, if there is one."""
+        return None if self._driver is None else self._driver.running
+
+    async def stack(self) -> Stack:
+        return [] if self.coroutine is None else stacks.of_coroutine(self.coroutine)
+
     def close(self, done: Done) -> None:
         env, self.env = self.env, None
         finish = functools.partial(self._closed, done)
@@ -218,6 +231,10 @@ class Queued:
             self._over = True
             self._done(result, error)
 
+    @property
+    def is_running(self) -> bool:
+        return self._begun and not self._over
+
     def cancel(self) -> bool:
         if self._begun or self._over:
             return False
@@ -249,6 +266,11 @@ class ThreadRunner(LocalRunner):
 
     def cancel(self) -> bool:
         return super().cancel() or (self._queued is not None and self._queued.cancel())
+
+    async def stack(self) -> Stack:
+        of_coroutine = await super().stack()
+        has_begun = self._owns_thread or (self._queued is not None and self._queued.is_running)
+        return of_coroutine or (stacks.of_thread(self._thread.ident) if has_begun else [])
 
     def release(self) -> None:
         super().release()

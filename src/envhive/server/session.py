@@ -28,6 +28,7 @@ from envhive.server.auth import Owner
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import answer_mcp
 from envhive.server.runner import Runner
+from envhive.server.stacks import Stack
 from envhive.server.threads import Done
 from envhive.types import ServerMode, SessionInfo
 from envhive.wire.codec import (
@@ -184,6 +185,7 @@ class Session:
         self.steps = 0
         self.busy_with = "opening"
         self.last_active = clock()
+        """When the last request ended, or the running one began."""
         self._created_at = time.time()
         self._clock = clock
         self._production = mode is ServerMode.PRODUCTION
@@ -229,6 +231,7 @@ class Session:
             self._handle(frame)
         else:
             self._phase, self.busy_with = _BUSY, "step"
+            self.last_active = self._clock()
             self._runner.step(action, _NO_KEYWORDS, self._answered)
 
     def receive_binary(self, frame: bytes) -> None:
@@ -328,6 +331,25 @@ class Session:
             self._outlet.send(self._error_reply(self._ended_by))
         self.end(GOING_AWAY, str(self._ended_by))
 
+    def kill(self) -> None:
+        """End at the wish of whoever runs the server; the client is told."""
+        if self._phase in _OVER:
+            return
+        self._ended_by = error = SessionError("The session was ended by whoever runs the server")
+        outlet = self._outlet
+        if self._phase is _BUSY:
+            self._reply(None, error)
+        elif outlet is not None:
+            outlet.send(self._error_reply(error))
+        self._outlet = None  # what comes of a running request is nobody's any more
+        self.end()
+        if outlet is not None:
+            outlet.close(GOING_AWAY, "ended by the server")
+
+    async def stack(self) -> Stack:
+        """What its code is doing at this moment; empty if it does nothing."""
+        return await self._runner.stack() if self.busy_with else []
+
     def idle_since(self) -> float | None:
         """When it last did something; None while it is doing something. A busy session is never idle."""
         return self.last_active if self._phase is _IDLE and not self._inbox else None
@@ -397,13 +419,16 @@ class Session:
             "session_id": self.id,
             "owner": None if self.owner is None else self.owner.name,
             "age_s": round(max(0.0, time.time() - self._created_at), 1),
-            "idle_s": 0.0 if self._phase is _BUSY else round(max(0.0, now - self.last_active), 1),
+            "idle_s": 0.0 if self.busy_with else round(max(0.0, now - self.last_active), 1),
+            "busy_s": round(max(0.0, now - self.last_active), 1) if self.busy_with else 0.0,
             "steps": self.steps,
             "doing": self._doing(),
             **({} if self._runner.env_pid is None else {"env_pid": self._runner.env_pid}),
         }
 
     def _doing(self) -> str:
+        if self._phase is _CLOSED:
+            return "over"
         if self._phase is _STUCK:
             return f"stuck in {self.busy_with}"
         if self._extended is not None and self._extended.detached_at is not None:
@@ -498,6 +523,7 @@ class Session:
 
     def _begin(self, what: str, start: Callable[[], None], timeout_s: float | None) -> None:
         self._phase, self.busy_with = _BUSY, what
+        self.last_active = self._clock()
         self._requests += 1
         number = self._requests
         start()

@@ -44,22 +44,22 @@ class Baton:
 class Worker:
     """A thread with an inbox, started on first use."""
 
-    __slots__ = ("_inbox", "_mailbox", "_started")
+    __slots__ = ("_inbox", "_mailbox", "ident")
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._inbox: SimpleQueue[tuple[Entry | None, Baton]] = SimpleQueue()
-        self._started = False
+        self.ident = 0
+        """The thread's own name for itself; 0 until it has started."""
 
     def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
-        if not self._started:
-            self._mailbox.start_thread(_work_in_turn, (self._inbox, self._mailbox))
-            self._started = True
+        if not self.ident:
+            self.ident = self._mailbox.start_thread(_work_in_turn, (self._inbox, self._mailbox))
         self._mailbox.dispatch(self._inbox, (job, args, done))
 
     def stop(self) -> None:
         """End the thread after the jobs already given to it."""
-        if self._started:
+        if self.ident:
             self._mailbox.dispatch(self._inbox, None)
 
 
@@ -131,14 +131,14 @@ class Mailbox:
         self._looking = False
         self._passed_before = 0
 
-    def start_thread(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def start_thread(self, work: Callable[..., None], args: tuple[Any, ...]) -> int:
         """Start a thread that does not keep the process from ending; raises `RuntimeError` if the system has no more.
 
         A `threading.Thread` takes 2.4 kB, and starting one waits until it runs: opening sessions takes a sixth longer.
         """
         before = threading.stack_size(self._stack_size)  # the setting is the process's, so it is put back
         try:
-            _thread.start_new_thread(work, args)
+            return _thread.start_new_thread(work, args)
         finally:
             threading.stack_size(before)
 
