@@ -115,7 +115,7 @@ class Turn:
                 session.receive(text)
             except Exception:  # whatever it is, the others are to be handled too
                 logger.exception("Session %s failed", session.id)
-                session.end(INTERNAL_ERROR, "internal error")
+                session.end(INTERNAL_ERROR, "internal error", because="failed")
 
     def flush(self) -> None:
         """Send the replies."""

@@ -5,15 +5,16 @@ Without a session the calls are stateless: each gets a fresh environment, which 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from envhive.errors import EnvHiveError
+from envhive.errors import EnvHiveError, InvalidMessageError
 from envhive.server.gate import Caller, error_response
 from envhive.server.hive import Hive
 from envhive.server.mcp import answer_mcp_text
@@ -112,7 +113,11 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
         """Make an environment and step it once. For an episode, use the WebSocket at /ws."""
         keywords = request.model_dump(exclude_unset=True, exclude={"action", "timeout_s"})
         action = json.dumps(request.action).encode()
-        hive.calls.parse_action(action)  # a bad action needs no environment to be told so
+        try:
+            hive.calls.parse_action(action)  # a bad action needs no environment to be told so
+        except InvalidMessageError as error:
+            hive.metrics.steps.fail(0.0, error.outcome)
+            raise
         async with hive.visit(owner) as session:
             return _json(await session.ask_step(action, keywords, request.timeout_s))
 
@@ -142,6 +147,14 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         """The sessions of the server, or of the token where one is asked for: id, owner, age, idle time, steps, ..."""
         return await hive.list_sessions(owner)
 
+    @app.get("/metrics", response_class=PlainTextResponse, tags=["Server"])
+    async def metrics(request: Request) -> Response:
+        """The server's numbers for Prometheus, of all workers; in OpenMetrics form where that is asked for."""
+        reports = await hive.all_metrics()
+        # On a thread: the first time a library is loaded, and each time the system is asked about each worker.
+        text, content_type = await asyncio.to_thread(_written_down, reports, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
+
     @app.post("/drain", tags=["Server"])
     async def drain() -> HealthResponse:
         """Take no more sessions, in any worker; those that are there go on. Newcomers are told to try elsewhere."""
@@ -164,6 +177,12 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         if blueprint.reset_observation_cls is not None:
             classes["reset_observation"] = blueprint.reset_observation_cls
         return {name: json_schema(cls) for name, cls in classes.items()}
+
+
+def _written_down(reports: dict[int, dict[str, Any] | None], accept: str) -> tuple[bytes, str]:
+    from envhive.server.exposition import write  # late: it loads a library that few starts need
+
+    return write(reports, accept)
 
 
 def json_schema(cls: type[Any]) -> dict[str, Any]:

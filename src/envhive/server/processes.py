@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from envhive.errors import EnvHiveError, EnvironmentCrashedError, ExecutionError, SessionError
+from envhive.server.metrics import Metrics
 from envhive.server.nursery import DIED, FAILED, FORK, KILL, ORDER, REPORT, Nursery
 from envhive.server.resident import CHUNK, Unpacker, pack
 from envhive.server.runner import Runner
@@ -36,8 +37,9 @@ _LEFT_BEHIND: Final = "The session was left behind."
 class NurseryLink:
     """The nursery, as an event loop sees it: orders go there, reports come back."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, nursery: Nursery) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, nursery: Nursery, metrics: Metrics) -> None:
         self.loop = loop
+        self.metrics = metrics
         self._nursery = nursery.here()
         self._link = self._nursery.link
         self._children: dict[int, Child] = {}
@@ -146,7 +148,6 @@ class Child:
 
     __slots__ = (
         "_done",
-        "_is_heard",
         "_link",
         "_number",
         "_on_death",
@@ -154,6 +155,7 @@ class Child:
         "_socket",
         "_timer",
         "_unpacker",
+        "is_heard",
         "pid",
     )
 
@@ -161,7 +163,7 @@ class Child:
         self._link = link
         self._on_death = on_death
         self._done: Done | None = None
-        self._is_heard = True
+        self.is_heard = True
         self._outgoing = b""
         self._timer: asyncio.TimerHandle | None = None
         self._unpacker = Unpacker()
@@ -190,7 +192,7 @@ class Child:
 
     def interrupt(self) -> None:
         """Kill it, and take no answer from it any more."""
-        self._is_heard = False
+        self.is_heard = False
         self.kill()
 
     def kill_after(self, seconds: float) -> None:
@@ -253,7 +255,7 @@ class Child:
             self._link.loop.remove_reader(self._socket)
             self.kill()  # it has most likely ended; if it closed its socket instead, it is of no use
             return False
-        for body in self._unpacker.feed(data) if self._is_heard else ():
+        for body in self._unpacker.feed(data) if self.is_heard else ():
             self._stop_timer()
             done, self._done = self._done, None
             if done is not None:
@@ -375,7 +377,10 @@ class ProcessRunner(Runner):
             self._child.kill_after(CLOSE_PATIENCE_S)
 
     def _died(self, fate: Fate) -> None:
-        pid, self._child, self._fate = self.env_pid, None, fate
+        child, self._child, self._fate = self._child, None, fate
+        pid = None if child is None else child.pid
+        if isinstance(fate, int) and self._on_closed is None and (child is None or child.is_heard):
+            self._link.metrics.crashes += 1
         if fate != 0 or self._on_closed is None:
             logger.warning("Session %s, process %s: %s", self._session_id, pid, failure_of(fate))
         done, self._on_closed = self._on_closed, None

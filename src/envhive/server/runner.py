@@ -17,6 +17,7 @@ from envhive.inspection import ClassPlan, Place, plan_for
 from envhive.server import coroutines
 from envhive.server.calls import Calls
 from envhive.server.coroutines import CoroutineDriver
+from envhive.server.metrics import Metrics
 from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
 
 if TYPE_CHECKING:
@@ -269,6 +270,7 @@ class Runners:
         loop: asyncio.AbstractEventLoop,
         thread_stack_size: int,
         nursery: Nursery | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.loop = loop
         self._calls = calls
@@ -281,7 +283,7 @@ class Runners:
         if nursery is not None:
             from envhive.server.processes import NurseryLink  # late: it is made of what is in here
 
-            self._link = NurseryLink(loop, nursery)
+            self._link = NurseryLink(loop, nursery, metrics or Metrics())
 
     def make(self, session_id: str) -> Runner:
         if self._link is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine
 from enum import Enum, auto
@@ -27,6 +28,7 @@ from envhive.errors import (
 from envhive.server.auth import Owner
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import answer_mcp
+from envhive.server.metrics import WORK_BOUNDS, Metrics
 from envhive.server.runner import Runner
 from envhive.server.threads import Done
 from envhive.types import ServerMode, SessionInfo
@@ -148,6 +150,7 @@ class Session:
         "_held",
         "_inbox",
         "_keeper",
+        "_metrics",
         "_outlet",
         "_overruled",
         "_phase",
@@ -159,6 +162,7 @@ class Session:
         "_runner",
         "_step_timeout",
         "busy_with",
+        "ended_because",
         "id",
         "last_active",
         "owner",
@@ -176,6 +180,7 @@ class Session:
         mode: ServerMode = ServerMode.SIMULATION,
         extended: Extended | None = None,
         step_timeout: float | None = None,
+        metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = session_id
@@ -184,6 +189,9 @@ class Session:
         self.steps = 0
         self.busy_with = "opening"
         self.last_active = clock()
+        """When the running request began, or the last one ended."""
+        self.ended_because = "closed"
+        """Why it is over, in a word, once it is."""
         self._created_at = time.time()
         self._clock = clock
         self._production = mode is ServerMode.PRODUCTION
@@ -193,6 +201,7 @@ class Session:
         self._runner = runner
         self._outlet = outlet
         self._keeper = keeper
+        self._metrics = metrics or Metrics()
         self._phase = _OPENING
         self._inbox: deque[str | bytes | Ask] | None = None  # made when first needed: 0.8 kB that few sessions need
         self._farewell = (NORMAL_CLOSURE, "")
@@ -226,6 +235,7 @@ class Session:
             self._handle(frame)
         else:
             self._phase, self.busy_with = _BUSY, "step"
+            self.last_active = self._clock()
             self._runner.step(action, _NO_KEYWORDS, self._answered)
 
     def receive_binary(self, frame: bytes) -> None:
@@ -276,17 +286,18 @@ class Session:
         """End if the client has been away for too long."""
         extended = self._extended
         if extended is not None and extended.detached_at is not None and now - extended.detached_at > extended.lease_s:
-            self.end()
+            self.end(because="lease_over")
 
     # How a session ends.
 
-    def end(self, code: int = NORMAL_CLOSURE, reason: str = "") -> None:
+    def end(self, code: int = NORMAL_CLOSURE, reason: str = "", *, because: str = "closed") -> None:
         """End now: running code is told to stop, and left behind if it does not; then the environment closes."""
         if self._phase in _OVER:
             return
         was = self._phase
         self._phase = _CLOSING
         self._farewell = (code, reason)
+        self.ended_because = because
         self._drop_inbox()
         if self._extended is not None:
             self._keeper.session_detached(self, detached=False)
@@ -307,6 +318,8 @@ class Session:
         """The code cannot be stopped: the session is over without it. It is closed if it ever ends."""
         if self._deadline is not None:
             self._clear_deadline(self._deadline)
+        if self._phase is _CLOSING:
+            self._note("abandoned")
         self._phase = _STUCK
         self._keeper.session_stuck(self, stuck=True)
         self._let_go()
@@ -315,15 +328,15 @@ class Session:
         """End as soon as the running request, if any, has been answered."""
         if self._phase in (_OPENING, _BUSY):
             self._drop_inbox()
-            self._inbox = deque([Ask(lambda: self.end(code, reason), lambda error: None)])
+            self._inbox = deque([Ask(lambda: self.end(code, reason, because="shutdown"), lambda error: None)])
         else:
-            self.end(code, reason)
+            self.end(code, reason, because="shutdown")
 
     def expire(self, idle_limit: float) -> None:
         self._ended_by = SessionExpiredError(f"Session expired: idle for more than {idle_limit:g} s")
         if self._outlet is not None:
             self._outlet.send(self._error_reply(self._ended_by))
-        self.end(GOING_AWAY, str(self._ended_by))
+        self.end(GOING_AWAY, str(self._ended_by), because="expired")
 
     def idle_since(self) -> float | None:
         """When it last did something; None while it is doing something. A busy session is never idle."""
@@ -339,6 +352,11 @@ class Session:
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether it waits for its client to come back."""
+        return self._extended is not None and self._extended.detached_at is not None
 
     # Requests that come by another way than frames.
 
@@ -403,7 +421,7 @@ class Session:
     def _doing(self) -> str:
         if self._phase is _STUCK:
             return f"stuck in {self.busy_with}"
-        if self._extended is not None and self._extended.detached_at is not None:
+        if self.is_detached:
             return "waiting for its client" if not self.busy_with else f"{self.busy_with}, without its client"
         return self.busy_with or "idle"
 
@@ -485,11 +503,13 @@ class Session:
         except (RequestError, SessionError) as error:
             if self._extended is not None and self._extended.request_id is None:
                 self._extended.refused_id = id_of(frame)
+            self._metrics.invalid_messages += 1
             self._phase = _BUSY
             self._answered(None, error)
 
     def _begin(self, what: str, start: Callable[[], None], timeout_s: float | None) -> None:
         self._phase, self.busy_with = _BUSY, what
+        self.last_active = self._clock()
         self._requests += 1
         number = self._requests
         start()
@@ -507,6 +527,8 @@ class Session:
         error = self._overruled
         assert error is not None
         self._reply(None, error)
+        self._note(error.outcome)
+        self.ended_because = "timeout"
         self._ended_by = SessionError(f"The session has ended: {error}, and could not be stopped")
         self._farewell = (INTERNAL_ERROR, error.code)
         self._drop_inbox()
@@ -520,9 +542,15 @@ class Session:
             self._clear_deadline(self._deadline)
         if self._phase is not _STUCK:
             self._reply(reply, error)
-        self.last_active = self._clock()
-        if error is None and self.busy_with == "step":
+        now = self._clock()
+        if error is None and self._phase is _BUSY and self.busy_with == "step":
             self.steps += 1
+            work, seconds = self._metrics.steps, now - self.last_active
+            work.counts[bisect_left(WORK_BOUNDS, seconds)] += 1  # `observe` without the cost of a call
+            work.sum += seconds
+        elif self._phase is not _STUCK:
+            self._note("abandoned" if self._phase is _CLOSING else "ok" if error is None else error.outcome)
+        self.last_active = now
         self.busy_with = ""
         if self._phase is _BUSY:
             self._phase = _IDLE
@@ -530,6 +558,13 @@ class Session:
                 self._pump()
         elif self._phase is _CLOSING or self._phase is _STUCK:
             self._close_environment()
+
+    def _note(self, outcome: str) -> None:
+        """Count the request that is over, if it is of a kind that is counted."""
+        work = self._metrics.work.get(self.busy_with)
+        if work is not None:
+            seconds = self._clock() - self.last_active
+            work.observe(seconds) if outcome == "ok" else work.fail(seconds, outcome)
 
     def _reply(self, reply: Any, error: EnvHiveError | None) -> None:
         asker, self._asker = self._asker, None
@@ -569,7 +604,7 @@ class Session:
             outlet, self._outlet = self._outlet, None
             asked = bool(self._inbox)
             self._phase = _CLOSING
-            self._ended_by = error
+            self._ended_by, self.ended_because = error, "not_opened"
             self._drop_inbox()
             self._close_environment()
             if outlet is not None:
