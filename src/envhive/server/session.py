@@ -161,6 +161,7 @@ class Session:
         "_requests",
         "_runner",
         "_step_timeout",
+        "_step_work",
         "busy_with",
         "ended_because",
         "id",
@@ -202,6 +203,7 @@ class Session:
         self._outlet = outlet
         self._keeper = keeper
         self._metrics = metrics or Metrics()
+        self._step_work = self._metrics.steps
         self._phase = _OPENING
         self._inbox: deque[str | bytes | Ask] | None = None  # made when first needed: 0.8 kB that few sessions need
         self._farewell = (NORMAL_CLOSURE, "")
@@ -542,21 +544,21 @@ class Session:
             self._clear_deadline(self._deadline)
         if self._phase is not _STUCK:
             self._reply(reply, error)
-        now = self._clock()
-        if error is None and self._phase is _BUSY and self.busy_with == "step":
+        now, phase = self._clock(), self._phase
+        if error is None and phase is _BUSY and self.busy_with == "step":
             self.steps += 1
-            work, seconds = self._metrics.steps, now - self.last_active
+            work, seconds = self._step_work, now - self.last_active
             work.counts[bisect_left(WORK_BOUNDS, seconds)] += 1  # `observe` without the cost of a call
             work.sum += seconds
-        elif self._phase is not _STUCK:
-            self._note("abandoned" if self._phase is _CLOSING else "ok" if error is None else error.outcome)
+        elif phase is not _STUCK:
+            self._note("abandoned" if phase is _CLOSING else "ok" if error is None else error.outcome)
         self.last_active = now
         self.busy_with = ""
-        if self._phase is _BUSY:
+        if phase is _BUSY:
             self._phase = _IDLE
             if self._inbox:
                 self._pump()
-        elif self._phase is _CLOSING or self._phase is _STUCK:
+        elif phase is _CLOSING or phase is _STUCK:
             self._close_environment()
 
     def _note(self, outcome: str) -> None:
