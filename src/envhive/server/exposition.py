@@ -40,8 +40,12 @@ _OUTCOMES: Final = {
     "resets": ("envhive_resets", "Resets, by what came of them."),
 }
 _HISTOGRAMS: Final = {
-    "steps": ("envhive_step_duration_seconds", "From a step's start to its reply.", WORK_BOUNDS),
-    "resets": ("envhive_reset_duration_seconds", "From a reset's start to its reply.", WORK_BOUNDS),
+    "steps": (
+        "envhive_step_duration_seconds",
+        "From start to reply, of one in eight of a session's steps that were ok.",
+        WORK_BOUNDS,
+    ),
+    "resets": ("envhive_reset_duration_seconds", "From start to reply, of resets that were ok.", WORK_BOUNDS),
     "waits": ("envhive_admission_wait_seconds", "Time that newcomers spent in line.", WAIT_BOUNDS),
     "lag": ("envhive_event_loop_lag_seconds", "How late the event loop was, looked at once a second.", LAG_BOUNDS),
 }
@@ -103,7 +107,8 @@ class _Reports(Collector):
         for name, (family_name, text, bounds) in _HISTOGRAMS.items():
             histogram = HistogramMetricFamily(family_name, text, labels=_HERE)
             for labels, report in self._present:
-                histogram.add_metric(labels, _buckets(bounds, report[name]["counts"]), report[name]["sum"])
+                found = report[name].get("seconds", report[name])
+                histogram.add_metric(labels, _buckets(bounds, found["counts"]), found["sum"])
             yield histogram
         yield from _processes({labels[1]: report["pid"] for labels, report in self._present})
 

@@ -216,6 +216,7 @@ class Hive:
         self._detached.discard(session)
         if self.sessions.pop(session.id, None) is not None:
             self.metrics.ended[session.ended_because] += 1
+            self.metrics.steps.outcomes["ok"] += session.steps
             self._places.give_back(session.owner)
             if self.line is not None:
                 self.line.look()
@@ -327,7 +328,7 @@ class Hive:
         """The numbers of this process."""
         states = Counter(state_of(session) for session in self.sessions.values())
         return {
-            **self.metrics.report(),
+            **self.metrics.report(sum(session.steps for session in self.sessions.values())),
             "env": self.blueprint.env_name,
             "pid": os.getpid(),
             "limit": self.limit.sessions,

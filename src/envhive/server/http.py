@@ -116,7 +116,7 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
         try:
             hive.calls.parse_action(action)  # a bad action needs no environment to be told so
         except InvalidMessageError as error:
-            hive.metrics.steps.fail(0.0, error.outcome)
+            hive.metrics.steps.outcomes[error.outcome] += 1
             raise
         async with hive.visit(owner) as session:
             return _json(await session.ask_step(action, keywords, request.timeout_s))

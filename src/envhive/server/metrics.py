@@ -17,6 +17,9 @@ from envhive.errors import (
 OUTCOMES: Final = ("ok", "invalid", "env_error", "timeout", "infra_error", "abandoned")
 """What may come of a reset or step. One is abandoned when its session ends before it does."""
 
+TIMED_STEPS: Final = 8
+"""One in so many steps of a session is timed. All of them would add 0.4 µs to a step of 15 to 20 µs."""
+
 WORK_BOUNDS: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
@@ -66,24 +69,19 @@ class Histogram:
         return {"counts": list(self.counts), "sum": self.sum}
 
 
-class Work(Histogram):
-    """Resets or steps: how long they took, and what came of those that failed."""
+class Work:
+    """Resets or steps: what came of them, and how long those took that did not fail."""
 
-    __slots__ = ("failures",)
+    __slots__ = ("outcomes", "seconds")
 
     def __init__(self) -> None:
-        super().__init__(WORK_BOUNDS)
-        self.failures: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.seconds = Histogram(WORK_BOUNDS)
 
-    def fail(self, seconds: float, outcome: str) -> None:
-        """One is over, and has failed. One that has not need only be observed."""
-        self.observe(seconds)
-        self.failures[outcome] += 1
-
-    def report(self) -> dict[str, Any]:
-        failed = {outcome: self.failures[outcome] for outcome in OUTCOMES[1:]}
-        outcomes = {"ok": sum(self.counts) - sum(failed.values()), **failed}
-        return {**super().report(), "outcomes": outcomes}
+    def report(self, more: int = 0) -> dict[str, Any]:
+        """The numbers, with so `more` that are ok."""
+        outcomes = {outcome: self.outcomes[outcome] for outcome in OUTCOMES}
+        return {"outcomes": {**outcomes, "ok": outcomes["ok"] + more}, "seconds": self.seconds.report()}
 
 
 class Metrics:
@@ -106,6 +104,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.steps = Work()
+        """Those that are ok are counted by each session, and added here when that is over."""
         self.resets = Work()
         self.work: Final = {"step": self.steps, "reset": self.resets}
         self.waits = Histogram(WAIT_BOUNDS)
@@ -125,10 +124,10 @@ class Metrics:
         """A session has ended before it began."""
         self.refusals["factory" if isinstance(error, EnvironmentFailureError) else "resources"] += 1
 
-    def report(self) -> dict[str, Any]:
-        """The numbers, as they travel from worker to worker."""
+    def report(self, steps: int) -> dict[str, Any]:
+        """The numbers, as they travel from worker to worker. Sessions that go on have done so many steps."""
         return {
-            "steps": self.steps.report(),
+            "steps": self.steps.report(steps),
             "resets": self.resets.report(),
             "waits": self.waits.report(),
             "lag": self.lag.report(),
