@@ -114,7 +114,7 @@ class Turn:
             try:
                 session.receive(text)
             except Exception:  # whatever it is, the others are to be handled too
-                logger.exception("Session %s failed", session.id)
+                logger.exception("Session %s failed", session.id, extra=session.log_fields())
                 session.end(INTERNAL_ERROR, "internal error", because="failed")
 
     def flush(self) -> None:

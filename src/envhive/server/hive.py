@@ -225,11 +225,14 @@ class Hive:
         if stuck:
             self.metrics.left_behind += 1
             logger.warning(
-                "Session %s is over, but its %s runs on and cannot be stopped", session.id, session.busy_with
+                "Session %s is over, but its %s runs on and cannot be stopped",
+                session.id,
+                session.busy_with,
+                extra=session.log_fields(),
             )
             self.stuck[session.id] = session
         elif self.stuck.pop(session.id, None) is not None:
-            logger.info("What was left of session %s has ended", session.id)
+            logger.info("What was left of session %s has ended", session.id, extra=session.log_fields())
 
     def session_detached(self, session: Session, *, detached: bool) -> None:
         (self._detached.add if detached else self._detached.discard)(session)
@@ -273,7 +276,9 @@ class Hive:
         for session in list(self.sessions.values()):
             since = session.idle_since()
             if since is not None and now - since > limit:
-                logger.info("Session %s expired: idle for more than %g s", session.id, limit)
+                logger.info(
+                    "Session %s expired: idle for more than %g s", session.id, limit, extra=session.log_fields()
+                )
                 session.expire(limit)
 
     # What others may know.

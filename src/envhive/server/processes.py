@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from envhive.errors import EnvHiveError, EnvironmentCrashedError, ExecutionError, SessionError
+from envhive.server.logs import LogTag
 from envhive.server.metrics import Metrics
 from envhive.server.nursery import DIED, FAILED, FORK, KILL, ORDER, REPORT, Nursery
 from envhive.server.resident import CHUNK, Unpacker, pack
@@ -292,11 +293,11 @@ def failure_of(fate: Fate) -> EnvHiveError:
 class ProcessRunner(Runner):
     """Runs an environment in a process of its own. If that ends, `reset` starts another."""
 
-    __slots__ = ("_child", "_env_name", "_fate", "_link", "_on_closed", "_session_id")
+    __slots__ = ("_child", "_env_name", "_fate", "_link", "_on_closed", "tag")
 
     def __init__(self, link: NurseryLink, session_id: str) -> None:
         self._link = link
-        self._session_id = session_id
+        self.tag = LogTag(session_id)
         self._child: Child | None = None
         self._env_name = ""
         self._fate: Fate = _LEFT_BEHIND
@@ -316,13 +317,14 @@ class ProcessRunner(Runner):
         except OSError as error:
             done(None, SessionError(f"The session could not be started: {error.strerror}"))
             return
-        self._child.ask("open", (), functools.partial(self._opened, done))
+        self._child.ask("open", (self.tag.session_id,), functools.partial(self._opened, done))
 
     def _opened(self, done: Done, env_name: str | None, error: EnvHiveError | None) -> None:
         self._env_name = env_name or ""
         done(None, error)
 
     def reset(self, keywords: dict[str, Any], timeout_s: float | None, done: Done) -> None:
+        self.tag.begin_episode(keywords)
         if self._child is None:
             self.open(functools.partial(self._reopened, keywords, timeout_s, done))
         else:
@@ -382,7 +384,9 @@ class ProcessRunner(Runner):
         if isinstance(fate, int) and self._on_closed is None and (child is None or child.is_heard):
             self._link.metrics.crashes += 1
         if fate != 0 or self._on_closed is None:
-            logger.warning("Session %s, process %s: %s", self._session_id, pid, failure_of(fate))
+            logger.warning(
+                "Session %s, process %s: %s", self.tag.session_id, pid, failure_of(fate), extra=self.tag.fields()
+            )
         done, self._on_closed = self._on_closed, None
         if done is not None:
             done(None, None)

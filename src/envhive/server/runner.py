@@ -17,6 +17,7 @@ from envhive.inspection import ClassPlan, Place, plan_for
 from envhive.server import coroutines
 from envhive.server.calls import Calls
 from envhive.server.coroutines import CoroutineDriver
+from envhive.server.logs import LogTag
 from envhive.server.metrics import Metrics
 from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
 
@@ -29,6 +30,9 @@ class Runner(ABC):
     """Owns one environment, wherever that is."""
 
     __slots__ = ()
+
+    tag: LogTag
+    """Of what the environment logs."""
 
     @property
     @abstractmethod
@@ -77,12 +81,13 @@ class Runner(ABC):
 class LocalRunner(Runner):
     """Runs an environment in this process. Coroutines run on the event loop in any case."""
 
-    __slots__ = ("_driver", "calls", "env", "plan")
+    __slots__ = ("_driver", "calls", "env", "plan", "tag")
 
     plan: ClassPlan
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, tag: LogTag) -> None:
         self.calls = calls
+        self.tag = tag
         self.env: Any = None
         self._driver: CoroutineDriver | None = None
 
@@ -101,7 +106,7 @@ class LocalRunner(Runner):
         (self._driver or self._start_driver()).run(job, done)
 
     def _start_driver(self) -> CoroutineDriver:
-        self._driver = CoroutineDriver()
+        self._driver = CoroutineDriver(self.tag.context())
         return self._driver
 
     def release(self) -> None:
@@ -125,6 +130,7 @@ class LocalRunner(Runner):
 
     def reset(self, keywords: dict[str, Any], timeout_s: float | None, done: Done) -> None:
         plan = self.plan.reset
+        self.tag.begin_episode(keywords)
         if timeout_s is not None and "timeout_s" in plan.names:
             keywords = {**keywords, "timeout_s": timeout_s}
         if plan.is_async:
@@ -174,16 +180,18 @@ class LoopRunner(LocalRunner):
     connect), so they run on a small pool, unless the class promises that nothing in it ever waits.
     """
 
-    __slots__ = ("_pool",)
+    __slots__ = ("_context", "_pool")
 
-    def __init__(self, calls: Calls, pool: Pool | None) -> None:
-        super().__init__(calls)
+    def __init__(self, calls: Calls, pool: Pool | None, tag: LogTag) -> None:
+        super().__init__(calls, tag)
         self._pool = pool
+        # Not the driver's: a plain method may be called while that one is in use.
+        self._context = tag.context()
 
     def run(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         error: EnvHiveError | None = None
         try:
-            result = job(*args)
+            result = self._context.run(job, *args)
         except EnvHiveError as failure:
             result, error = None, failure
         except BaseException as failure:  # an environment may raise anything, and the server must live on
@@ -194,7 +202,7 @@ class LoopRunner(LocalRunner):
         if self._pool is None:
             self.run(job, args, done)
         else:
-            self._pool.submit(job, args, done)
+            self._pool.submit(self.tag.call, (job, *args), done)
 
 
 class Queued:
@@ -232,8 +240,8 @@ class ThreadRunner(LocalRunner):
 
     __slots__ = ("_owns_thread", "_queued", "_thread")
 
-    def __init__(self, calls: Calls, thread: Worker, *, owns_thread: bool) -> None:
-        super().__init__(calls)
+    def __init__(self, calls: Calls, thread: Worker, *, owns_thread: bool, tag: LogTag) -> None:
+        super().__init__(calls, tag)
         self._thread = thread
         self._owns_thread = owns_thread
         self._queued: Queued | None = None
@@ -242,11 +250,15 @@ class ThreadRunner(LocalRunner):
         if self._owns_thread:
             self._thread.submit(job, args, done)
         else:
-            self._queued = queued = Queued(job, done)
+            self._queued = queued = Queued(self._tagged(job), done)
             self._thread.submit(queued.work, args, queued.finish)
 
     def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
-        self._thread.submit(job, args, done)
+        self._thread.submit(self._tagged(job), args, done)
+
+    def _tagged(self, job: Job) -> Job:
+        """A thread of the session's own has its tag already."""
+        return job if self._owns_thread else functools.partial(self.tag.call, job)
 
     def cancel(self) -> bool:
         return super().cancel() or (self._queued is not None and self._queued.cancel())
@@ -288,11 +300,12 @@ class Runners:
     def make(self, session_id: str) -> Runner:
         if self._link is not None:
             return self._link.make_runner(session_id)
+        tag = LogTag(session_id)
         if self._place is Place.LOOP:
-            return LoopRunner(self._calls, None if self._never_waits else self._pool)
+            return LoopRunner(self._calls, None if self._never_waits else self._pool, tag)
         if self._place is Place.SHARED_THREAD:
-            return ThreadRunner(self._calls, self._shared_worker, owns_thread=False)
-        return ThreadRunner(self._calls, Worker(self._mailbox), owns_thread=True)
+            return ThreadRunner(self._calls, self._shared_worker, owns_thread=False, tag=tag)
+        return ThreadRunner(self._calls, Worker(self._mailbox, tag), owns_thread=True, tag=tag)
 
     def stop(self) -> None:
         self._shared_worker.stop()

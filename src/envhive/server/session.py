@@ -418,6 +418,10 @@ class Session:
             **({} if self._runner.env_pid is None else {"env_pid": self._runner.env_pid}),
         }
 
+    def log_fields(self) -> dict[str, Any]:
+        """For the `extra` of what is logged about it."""
+        return self._runner.tag.fields()
+
     def _doing(self) -> str:
         if self._phase is _STUCK:
             return f"stuck in {self.busy_with}"

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, Final
 
 from envhive.errors import EnvHiveError, ExecutionError
+from envhive.server.logs import LogTag, set_tag
 
 Done = Callable[[Any, EnvHiveError | None], None]
 Job = Callable[..., Any]
@@ -44,16 +45,17 @@ class Baton:
 class Worker:
     """A thread with an inbox, started on first use."""
 
-    __slots__ = ("_inbox", "_mailbox", "_started")
+    __slots__ = ("_inbox", "_mailbox", "_started", "_tag")
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, tag: LogTag | None = None) -> None:
         self._mailbox = mailbox
+        self._tag = tag  # of the session whose own thread it is
         self._inbox: SimpleQueue[tuple[Entry | None, Baton]] = SimpleQueue()
         self._started = False
 
     def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         if not self._started:
-            self._mailbox.start_thread(_work_in_turn, (self._inbox, self._mailbox))
+            self._mailbox.start_thread(_work_in_turn, (self._inbox, self._mailbox, self._tag))
             self._started = True
         self._mailbox.dispatch(self._inbox, (job, args, done))
 
@@ -233,9 +235,10 @@ class Mailbox:
                 self._loop.call_soon(self._deliver)
 
 
-def _work_in_turn(inbox: SimpleQueue[tuple[Entry | None, Baton]], mailbox: Mailbox) -> None:
+def _work_in_turn(inbox: SimpleQueue[tuple[Entry | None, Baton]], mailbox: Mailbox, tag: LogTag | None = None) -> None:
     """What a worker's thread does."""
     be_patient()
+    set_tag(tag)
     while True:
         entry, baton = inbox.get()
         if entry is None:
