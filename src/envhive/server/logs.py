@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
@@ -61,14 +62,37 @@ set_tag: Final = _current.set
 """Make a tag that of the current thread, task or process for good."""
 
 
+class Inline:
+    """The session whose plain code an event loop runs just now: two attributes set, where a context takes 0.2 µs."""
+
+    __slots__ = ("tag",)
+
+    def __init__(self) -> None:
+        self.tag: LogTag | None = None
+
+
+_inlines: Final[dict[int, Inline]] = {}
+
+
+def inline_here() -> Inline:
+    """That of the current thread."""
+    return _inlines.setdefault(threading.get_ident(), Inline())
+
+
+def current_tag() -> LogTag | None:
+    """The session whose code is running here, if any is."""
+    inline = _inlines.get(threading.get_ident())
+    return _current.get() if inline is None or inline.tag is None else inline.tag
+
+
 class LogHandler(logging.StreamHandler[TextIO]):
     """Writes records to a stream. One that cannot be written is lost, and nothing else is."""
 
-    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
-        tag = _current.get()
+    def emit(self, record: logging.LogRecord) -> None:
+        tag = current_tag()
         if tag is not None and not hasattr(record, "session_id"):
             record.session_id, record.episode_id = tag.session_id, tag.episode_id
-        return super().filter(record)
+        super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """A full disk, or a pipe that nobody reads any more. There is no place to say so."""

@@ -17,7 +17,7 @@ from envhive.inspection import ClassPlan, Place, plan_for
 from envhive.server import coroutines
 from envhive.server.calls import Calls
 from envhive.server.coroutines import CoroutineDriver
-from envhive.server.logs import LogTag
+from envhive.server.logs import LogTag, inline_here
 from envhive.server.metrics import Metrics
 from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
 
@@ -180,22 +180,23 @@ class LoopRunner(LocalRunner):
     connect), so they run on a small pool, unless the class promises that nothing in it ever waits.
     """
 
-    __slots__ = ("_context", "_pool")
+    __slots__ = ("_inline", "_pool")
 
     def __init__(self, calls: Calls, pool: Pool | None, tag: LogTag) -> None:
         super().__init__(calls, tag)
         self._pool = pool
-        # Not the driver's: a plain method may be called while that one is in use.
-        self._context = tag.context()
+        self._inline = inline_here()
 
     def run(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         error: EnvHiveError | None = None
+        self._inline.tag = self.tag
         try:
-            result = self._context.run(job, *args)
+            result = job(*args)
         except EnvHiveError as failure:
             result, error = None, failure
         except BaseException as failure:  # an environment may raise anything, and the server must live on
             result, error = None, ExecutionError(f"{type(failure).__name__}: {failure}")
+        self._inline.tag = None
         done(result, error)
 
     def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
