@@ -68,6 +68,10 @@ def test_importing_the_client_loads_neither_a_web_framework_nor_an_mcp_library()
     }
 
 
+def test_a_server_starts_without_what_only_its_metrics_need() -> None:
+    assert "prometheus_client" not in loaded_by("import envhive.server.app, envhive.server.run, envhive.server.worker")
+
+
 def test_importing_the_package_loads_next_to_nothing() -> None:
     assert not loaded_by("import envhive") & {"pydantic", "msgspec", "picows", "asyncio"}
 

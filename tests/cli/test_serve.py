@@ -66,6 +66,7 @@ def test_help_names_every_option_and_shows_examples() -> None:
         "--mode",
         "--token",
         "--log-level",
+        "--log-format",
         "Examples",
     ):
         assert word in done.stdout

@@ -20,6 +20,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from envhive import GenericEnvClient
 from envhive.errors import ConnectionLostError, SessionCapacityError
+from tests.support.metrics import scrape
 from tests.support.processes import ENVHIVE, ServerProcess, envhive_serve, plain_environ
 from tests.support.servers import eventually
 
@@ -75,6 +76,38 @@ def test_every_endpoint_answers_for_the_whole_server_from_whichever_worker() -> 
                 health = await asyncio.to_thread(get, server, "/health")
                 assert [worker["sessions"] for worker in health["workers"]] == [5, 5]
             await first.recv()
+
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "20") as server:
+        asyncio.run(scenario(server))
+
+
+def test_any_workers_metrics_are_the_whole_servers() -> None:
+    async def scenario(server: ServerProcess) -> None:
+        async with sessions(server, 6) as opened:
+            for ws, _ in opened:
+                for _ in range(5):
+                    await ws.send('{"type":"step","data":{"wait_seconds":0}}')
+                    await ws.recv()
+            for _ in range(8):  # each on a connection of its own, so that both workers are asked
+                found = await asyncio.to_thread(scrape, server)
+                for worker in "01":
+                    assert found.value("envhive_steps_total", outcome="ok", worker=worker) == 15
+                    assert found.value("envhive_sessions", state="idle", worker=worker) == 3
+                    assert found.value("envhive_worker_up", worker=worker) == 1
+                    assert found.value("process_resident_memory_bytes", worker=worker) > 1e6
+                assert found.value("envhive_steps_total") == 30
+                assert found.value("envhive_sessions_limit") == 20
+        await asyncio.to_thread(eventually, lambda: scrape(server).value("envhive_sessions_ended_total") == 6)
+        assert scrape(server).value("envhive_steps_total", outcome="ok") == 30
+        doomed = get(server, "/health")["workers"][1]["pid"]
+        os.kill(doomed, signal.SIGKILL)
+        await asyncio.to_thread(
+            eventually, lambda: get(server, "/health")["workers"][1].get("pid", doomed) != doomed, 30
+        )
+        await asyncio.to_thread(eventually, lambda: scrape(server).value("envhive_worker_up") == 2, 30)
+        found = scrape(server)  # the new worker counts from zero, as Prometheus expects
+        assert found.value("envhive_steps_total", outcome="ok", worker="0") == 15
+        assert found.value("envhive_steps_total", outcome="ok", worker="1") == 0
 
     with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "20") as server:
         asyncio.run(scenario(server))

@@ -24,6 +24,7 @@ GOOD_VALUES: list[tuple[str, str, str, Any]] = [
     ("OPENENV_MODE", "production", "mode", ServerMode.PRODUCTION),
     ("ENVHIVE_MODE", "PRODUCTION", "mode", ServerMode.PRODUCTION),
     ("ENVHIVE_LOG_LEVEL", "Debug", "log_level", "debug"),
+    ("ENVHIVE_LOG_FORMAT", "JSON", "log_format", "json"),
     ("ENVHIVE_PING_INTERVAL", "5", "ping_interval", 5.0),
     ("ENVHIVE_PING_TIMEOUT", "0.5", "ping_timeout", 0.5),
     ("ENVHIVE_MAX_MESSAGE_SIZE", "1024", "max_message_size", 1024),
@@ -45,6 +46,7 @@ BAD_VALUES = [
     ("OPENENV_MODE", "party"),
     ("ENVHIVE_MODE", "party"),
     ("ENVHIVE_LOG_LEVEL", "loud"),
+    ("ENVHIVE_LOG_FORMAT", "xml"),
     ("ENVHIVE_ISOLATION", "island"),
     ("ENVHIVE_MEMORY_LIMIT", "much"),
 ]

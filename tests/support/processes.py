@@ -76,6 +76,7 @@ def envhive_serve(
     host: str = "127.0.0.1",
     prefix: Sequence[str] = (),
     environ: dict[str, str] | None = None,
+    stderr: Any = subprocess.PIPE,
 ) -> Iterator[ServerProcess]:
     """`envhive serve ARGUMENTS` on a free port, up and healthy; stopped when the block ends."""
     port = free_port()
@@ -84,7 +85,7 @@ def envhive_serve(
         cwd=cwd,
         env=plain_environ(**(environ or {})),
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
     server = ServerProcess(process, port, prefix)

@@ -13,7 +13,17 @@ import click
 
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
 from envhive.server.auth import TOKENS_VARIABLE, Tokens
-from envhive.server.config import ISOLATIONS, LOG_LEVELS, ServerConfig, as_mode, as_origin, forced
+from envhive.server.config import (
+    ISOLATIONS,
+    LOG_FORMATS,
+    LOG_LEVELS,
+    OF_THE_PROCESS,
+    ServerConfig,
+    as_mode,
+    as_origin,
+    forced,
+)
+from envhive.server.logs import set_up_logging
 from envhive.server.workers import Supervisor, can_run_workers
 
 _EPILOG = """\b
@@ -123,6 +133,11 @@ Examples:
 @click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), help="How much to log.  [env: ENVHIVE_LOG_LEVEL; default: info]"
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(LOG_FORMATS),
+    help="json writes one object a line.  [env: ENVHIVE_LOG_FORMAT; default: text]",
+)
 def serve(target: str, **options: Any) -> None:
     """Serve the environment TARGET over WebSocket and HTTP.
 
@@ -134,9 +149,9 @@ def serve(target: str, **options: Any) -> None:
     os.environ.pop(TOKENS_VARIABLE, None)  # what an environment starts, perhaps for its agent, is not to inherit it
 
     from envhive.server.leaving import leave
-    from envhive.server.run import bind, set_up_logging  # late: a bad option need not wait for FastAPI
+    from envhive.server.run import bind  # late: a bad option need not wait for FastAPI
 
-    set_up_logging(config.log_level)
+    set_up_logging(config.log_level, config.log_format)
     logger = logging.getLogger("envhive.server")
     if not config.tokens and not _is_loopback(config.host):
         logger.warning(
@@ -161,7 +176,7 @@ def _serve_alone(target: str, options: dict[str, Any], config: ServerConfig) -> 
         def ready(self) -> None:
             _announce(describe_target(loaded), config)
 
-    wanted = {name: value for name, value in options.items() if name not in ("host", "port", "workers", "log_level")}
+    wanted = {name: value for name, value in options.items() if name not in OF_THE_PROCESS}
     try:
         with forced(**{**wanted, "mode": None if options["mode"] is None else config.mode}):
             loaded = load_target(target)

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from envhive.errors import QuotaExceededError, SessionCapacityError
 from envhive.server.auth import Owner
+from envhive.server.metrics import Metrics
 from envhive.server.places import Places
 
 logger: Final = logging.getLogger("envhive.server")
@@ -37,10 +38,11 @@ class Newcomer(Protocol):
 class Line:
     """Newcomers of one process who wait. Their tickets, numbered over all workers, say whose turn it is."""
 
-    def __init__(self, places: Places, patience_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, places: Places, patience_s: float, clock: Callable[[], float], metrics: Metrics) -> None:
         self._places = places
         self._patience_s = patience_s
         self._clock = clock
+        self._metrics = metrics
         self._waiting: OrderedDict[int, tuple[Newcomer, float]] = OrderedDict()
         self._looking = False
         self._admitting = False
@@ -71,19 +73,23 @@ class Line:
         self._admitting = True
         try:
             while self._waiting:
-                ticket, (newcomer, _) = next(iter(self._waiting.items()))
+                ticket, (newcomer, until) = next(iter(self._waiting.items()))
                 try:
                     if not self._places.take_in_turn(ticket, newcomer.owner):
                         break
                     answer: Callable[[], None] = newcomer.admitted
                 except QuotaExceededError as used_up:
                     answer = functools.partial(newcomer.turned_away, used_up)
+                    self._metrics.refusals["quota"] += 1
+                self._metrics.waits.observe(self._clock() - until + self._patience_s)
                 del self._waiting[ticket]
                 self._show_first()
                 self._tell(answer)
             now = self._clock()
             for ticket in [ticket for ticket, (_, until) in self._waiting.items() if until <= now]:
-                newcomer, _ = self._waiting.pop(ticket)
+                newcomer, until = self._waiting.pop(ticket)
+                self._metrics.waits.observe(now - until + self._patience_s)
+                self._metrics.refusals["admission_timeout"] += 1
                 error = SessionCapacityError(self._places.taken(), self._places.limit())
                 self._tell(functools.partial(newcomer.turned_away, error))
             self._show_first()

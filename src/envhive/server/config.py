@@ -15,6 +15,9 @@ from envhive.types import ConcurrencyConfig, ServerMode
 
 DEFAULT_MAX_SESSIONS: Final = 1000
 LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
+LOG_FORMATS: Final = ("text", "json")
+OF_THE_PROCESS: Final = ("host", "port", "workers", "log_level", "log_format")
+"""Options that are not an app's own affair."""
 ISOLATIONS: Final = ("thread", "process")
 
 T = TypeVar("T")
@@ -31,6 +34,8 @@ class ServerConfig:
     session_timeout: float | None = None
     mode: ServerMode = ServerMode.SIMULATION
     log_level: str = "info"
+    log_format: str = "text"
+    """`text`, or `json`: one object a line."""
     ping_interval: float = 20.0
     """Seconds of silence after which a peer is asked whether it is still there."""
     ping_timeout: float = 120.0
@@ -169,6 +174,12 @@ def _log_level(name: str, text: str) -> str:
     return text.lower()
 
 
+def _log_format(name: str, text: str) -> str:
+    if text.lower() not in LOG_FORMATS:
+        raise ConfigurationError(f"{name} must be {' or '.join(LOG_FORMATS)}, not {text!r}.")
+    return text.lower()
+
+
 def as_isolation(name: str, text: str) -> str:
     if text not in ISOLATIONS:
         raise ConfigurationError(f"{name} must be {' or '.join(ISOLATIONS)}, not {text!r}.")
@@ -203,6 +214,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "OPENENV_MODE": ("mode", _mode),
     "ENVHIVE_MODE": ("mode", _mode),
     "ENVHIVE_LOG_LEVEL": ("log_level", _log_level),
+    "ENVHIVE_LOG_FORMAT": ("log_format", _log_format),
     "ENVHIVE_PING_INTERVAL": ("ping_interval", _positive_float),
     "ENVHIVE_PING_TIMEOUT": ("ping_timeout", _positive_float),
     "ENVHIVE_MAX_MESSAGE_SIZE": ("max_message_size", _positive_int),

@@ -116,9 +116,9 @@ class CoroutineDriver:
 
     __slots__ = ("_bell", "_context", "_jobs", "_loop", "_pending", "_task")
 
-    def __init__(self) -> None:
+    def __init__(self, context: contextvars.Context | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._context = contextvars.copy_context()
+        self._context = context or contextvars.copy_context()
         self._task: asyncio.Task[None] | None = None
         self._pending = False  # a coroutine that did not end at once
         self._jobs = 0

@@ -148,7 +148,7 @@ class Member(Protocol):
     """A hive, as its crew sees it."""
 
     def report(self, what: str) -> Any:
-        """Its `health`, or its `sessions`."""
+        """Its `health`, its `sessions` or its `metrics`."""
 
 
 class Crew:

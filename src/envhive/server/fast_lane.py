@@ -114,8 +114,8 @@ class Turn:
             try:
                 session.receive(text)
             except Exception:  # whatever it is, the others are to be handled too
-                logger.exception("Session %s failed", session.id)
-                session.end(INTERNAL_ERROR, "internal error")
+                logger.exception("Session %s failed", session.id, extra=session.log_fields())
+                session.end(INTERNAL_ERROR, "internal error", because="failed")
 
     def flush(self) -> None:
         """Send the replies."""

@@ -20,6 +20,7 @@ from envhive.errors import (
 )
 from envhive.server.auth import Owner, bearer
 from envhive.server.config import ServerConfig
+from envhive.server.metrics import count_refusal_at_gate
 from envhive.wire.codec import error_data
 
 OWNER: Final = "envhive.owner"
@@ -136,6 +137,7 @@ def error_response(error: EnvHiveError) -> JSONResponse:
 
 
 async def _refuse(error: EnvHiveError, scope: Scope, receive: Receive, send: Send) -> None:
+    count_refusal_at_gate(error)
     if scope["type"] == "http" or "websocket.http.response" in (scope.get("extensions") or {}):
         await error_response(error)(scope, receive, send)
     else:

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -33,10 +33,11 @@ from envhive.server.health import Health, judge, merged, report_of
 from envhive.server.heartbeat import Heartbeat
 from envhive.server.http_sessions import HttpSessions
 from envhive.server.layer2 import Extended
+from envhive.server.metrics import Metrics
 from envhive.server.nursery import nursery_for
 from envhive.server.places import LocalPlaces, Places, SharedPlaces
 from envhive.server.runner import Runners
-from envhive.server.session import GOING_AWAY, Outlet, Session
+from envhive.server.session import GOING_AWAY, Outlet, Phase, Session
 from envhive.types import ServerCapacityStatus
 
 logger: Final = logging.getLogger("envhive.server")
@@ -44,6 +45,8 @@ logger: Final = logging.getLogger("envhive.server")
 LONGEST_TICK: Final = 1.0
 """Seconds between two sweeps, or less where a shorter time is to be kept."""
 _LAG_SAMPLES: Final = 30
+STATES: Final = ("opening", "idle", "busy", "closing", "detached", "stuck")
+"""What a session may be doing, as metrics tell it."""
 _LAST_WAIT: Final = 2.0
 """Seconds that cancelled coroutines and `close()` get after the grace period."""
 
@@ -70,6 +73,7 @@ class Hive:
         if self.crew is not None:
             self.shared = self.crew.join(self, self.limit.sessions)
         self._places: Places = self.shared or LocalPlaces(self.limit.sessions)
+        self.metrics = Metrics()
         self.heartbeat = Heartbeat(config.ping_interval, config.ping_timeout)
         self.calls = Calls(blueprint)
         self._nursery = nursery_for(self.calls, self.limit.env_cls, config)
@@ -94,7 +98,7 @@ class Hive:
         self._successors: dict[Session, Session] = {}
         """Sessions that begin when another has ended, whose place they have."""
         patience = config.admission_timeout
-        self.line = None if patience is None else Line(self._places, patience, clock)
+        self.line = None if patience is None else Line(self._places, patience, clock, self.metrics)
         """Where newcomers wait while the server is full."""
         self.stuck: dict[str, Session] = {}
         """Sessions that are over, but whose code could not be stopped and still runs."""
@@ -112,9 +116,10 @@ class Hive:
         if self._draining or self.closing_at is not None:
             if reserved:
                 self._places.give_back(owner)
+            self.metrics.refusals["draining"] += 1
             raise DrainingError("The server is shutting down and takes no new sessions")
         if not reserved:
-            self._places.take(owner)
+            self._take_place(owner)
         session_id = self._new_id()
         self.sessions[session_id] = session = Session(
             session_id,
@@ -125,6 +130,7 @@ class Hive:
             mode=self.mode,
             extended=Extended(self.config.lease) if layer == 2 else None,
             step_timeout=self.config.step_timeout,
+            metrics=self.metrics,
             clock=self._clock,
         )
         session.greet(self._limits)
@@ -133,7 +139,19 @@ class Hive:
             session.open()
         else:
             self._successors[predecessor] = session  # their environments might get in each other's way
+        self.metrics.admissions += 1
         return session
+
+    def _take_place(self, owner: Owner | None) -> None:
+        try:
+            self._places.take(owner)
+        except QuotaExceededError:
+            self.metrics.refusals["quota"] += 1
+            raise
+        except SessionCapacityError:
+            if self.line is None:  # else the newcomer goes on to wait there
+                self.metrics.refusals["capacity"] += 1
+            raise
 
     def _new_id(self) -> str:
         """A name for a session that, among several workers, also tells whose it is."""
@@ -158,9 +176,14 @@ class Hive:
     def resume(self, session_id: str, token: str, outlet: Outlet, owner: Owner | None) -> Session:
         """The session of a client that lost its connection; raises `SessionNotFoundError`, whatever the reason."""
         session = self.sessions.get(session_id)
-        if session is None or session.owner != owner:
-            raise SessionNotFoundError("This session is not there, or not yours")
-        session.attach(outlet, token, self._limits)
+        try:
+            if session is None or session.owner != owner:
+                raise SessionNotFoundError("This session is not there, or not yours")
+            session.attach(outlet, token, self._limits)
+        except SessionNotFoundError:
+            self.metrics.refusals["session_not_found"] += 1
+            raise
+        self.metrics.resumes += 1
         return session
 
     @asynccontextmanager
@@ -198,10 +221,14 @@ class Hive:
 
     def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
         self._failures_in_a_row = 0 if error is None else self._failures_in_a_row + 1
+        if error is not None:
+            self.metrics.not_opened(error)
 
     def session_closed(self, session: Session) -> None:
         self._detached.discard(session)
         if self.sessions.pop(session.id, None) is not None:
+            self.metrics.ended[session.ended_because] += 1
+            self.metrics.steps.outcomes["ok"] += session.steps
             self.http.forget(session)
             if self.line is not None:
                 self.line.look()
@@ -211,12 +238,16 @@ class Hive:
 
     def session_stuck(self, session: Session, *, stuck: bool) -> None:
         if stuck:
+            self.metrics.left_behind += 1
             logger.warning(
-                "Session %s is over, but its %s runs on and cannot be stopped", session.id, session.busy_with
+                "Session %s is over, but its %s runs on and cannot be stopped",
+                session.id,
+                session.busy_with,
+                extra=session.log_fields(),
             )
             self.stuck[session.id] = session
         elif self.stuck.pop(session.id, None) is not None:
-            logger.info("What was left of session %s has ended", session.id)
+            logger.info("What was left of session %s has ended", session.id, extra=session.log_fields())
 
     def session_detached(self, session: Session, *, detached: bool) -> None:
         (self._detached.add if detached else self._detached.discard)(session)
@@ -230,7 +261,9 @@ class Hive:
             # Another loop than before: a test client makes one for each connection.
             if self._runners is not None:
                 self._runners.stop()
-            self._runners = Runners(self.calls, self.limit.env_cls, loop, self.config.thread_stack_size, self._nursery)
+            self._runners = Runners(
+                self.calls, self.limit.env_cls, loop, self.config.thread_stack_size, self._nursery, self.metrics
+            )
             self._sweeper = loop.create_task(self._sweep_for_ever())
         return self._runners
 
@@ -238,7 +271,9 @@ class Hive:
         while True:
             due = time.monotonic() + self._tick
             await asyncio.sleep(self._tick)
-            self._lags.append(max(0.0, time.monotonic() - due))
+            lag = max(0.0, time.monotonic() - due)
+            self._lags.append(lag)
+            self.metrics.lag.observe(lag)
             try:
                 self.sweep()
             except Exception:  # without the sweeper places would be lost for ever, so it goes on
@@ -257,7 +292,9 @@ class Hive:
         for session in list(self.sessions.values()):
             since = session.idle_since()
             if since is not None and now - since > limit:
-                logger.info("Session %s expired: idle for more than %g s", session.id, limit)
+                logger.info(
+                    "Session %s expired: idle for more than %g s", session.id, limit, extra=session.log_fields()
+                )
                 session.expire(limit)
 
     # What others may know.
@@ -309,7 +346,29 @@ class Hive:
         """What another worker wants to know of this one, or to have done."""
         if what == "drain":
             self.drain()
-        return self._own_sessions() if what == "sessions" else report_of(self.own_health())
+        if what == "sessions":
+            return self._own_sessions()
+        return self.own_metrics() if what == "metrics" else report_of(self.own_health())
+
+    def own_metrics(self) -> dict[str, Any]:
+        """The numbers of this process."""
+        states = Counter(state_of(session) for session in self.sessions.values())
+        return {
+            **self.metrics.report(sum(session.steps for session in self.sessions.values())),
+            "env": self.blueprint.env_name,
+            "pid": os.getpid(),
+            "limit": self.limit.sessions,
+            "sessions": {**dict.fromkeys(STATES, 0), **states, "stuck": len(self.stuck)},
+            "waiting": 0 if self.line is None else len(self.line),
+            "lag_max": max(self._lags, default=0.0),
+            "draining": self._draining,
+        }
+
+    async def all_metrics(self) -> dict[int, dict[str, Any] | None]:
+        """The numbers of each worker; None of one that is down."""
+        if self.crew is None or self.shared is None:
+            return {0: self.own_metrics()}
+        return await self.crew.ask_all(self.shared.hive, "metrics")
 
     def _own_sessions(self) -> list[dict[str, Any]]:
         return [self.summary_of(session) for session in [*self.sessions.values(), *self.stuck.values()]]
@@ -357,7 +416,7 @@ class Hive:
             session.retire(GOING_AWAY, "server shutting down")
         if not await self._emptied_before(time.monotonic() + self.config.grace_period):
             for session in list(self.sessions.values()):
-                session.end(GOING_AWAY, "server shutting down")
+                session.end(GOING_AWAY, "server shutting down", because="shutdown")
             if not await self._emptied_before(time.monotonic() + _LAST_WAIT, last=True):
                 stuck = ", ".join(f"{s.id} ({s.busy_with})" for s in self.sessions.values())
                 logger.error("%d session(s) did not end and are left behind: %s", len(self.sessions), stuck)
@@ -374,6 +433,12 @@ class Hive:
                 deadline = min(deadline, self.closing_at)  # a part of the grace has passed, or nobody wants to wait
             await asyncio.sleep(0.01)
         return not self.sessions
+
+
+def state_of(session: Session) -> str:
+    """One of `STATES`."""
+    over = session.phase in (Phase.CLOSING, Phase.CLOSED)
+    return "detached" if session.is_detached and not over else session.phase.name.lower()
 
 
 @dataclass(slots=True)

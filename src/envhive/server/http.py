@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 from fastapi import Body, FastAPI, Header, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from envhive.errors import EnvHiveError, InvalidMessageError
@@ -162,7 +163,11 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
             guest = hive.http.find(session_id, owner)
             call = functools.partial(guest.session.ask_step, action, keywords, body.timeout_s)
             return _json(await guest.once(body.request_id, call), session_id)
-        hive.calls.parse_action(action)  # a bad action needs no environment to be told so
+        try:
+            hive.calls.parse_action(action)  # a bad action needs no environment to be told so
+        except InvalidMessageError as error:
+            hive.metrics.steps.outcomes[error.outcome] += 1
+            raise
         async with hive.visit(owner) as session:
             return _json(await session.ask_step(action, keywords, body.timeout_s))
 
@@ -245,6 +250,14 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         await session.wait_closed()
         return hive.summary_of(session)
 
+    @app.get("/metrics", response_class=PlainTextResponse, tags=["Server"])
+    async def metrics(request: Request) -> Response:
+        """The server's numbers for Prometheus, of all workers; in OpenMetrics form where that is asked for."""
+        reports = await hive.all_metrics()
+        # On a thread: the first time a library is loaded, and each time the system is asked about each worker.
+        text, content_type = await asyncio.to_thread(_written_down, reports, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
+
     @app.post("/drain", tags=["Server"])
     async def drain() -> HealthResponse:
         """Take no more sessions, in any worker; those that are there go on. Newcomers are told to try elsewhere."""
@@ -267,6 +280,12 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         if blueprint.reset_observation_cls is not None:
             classes["reset_observation"] = blueprint.reset_observation_cls
         return {name: json_schema(cls) for name, cls in classes.items()}
+
+
+def _written_down(reports: dict[int, dict[str, Any] | None], accept: str) -> tuple[bytes, str]:
+    from envhive.server.exposition import write  # late: it loads a library that few starts need
+
+    return write(reports, accept)
 
 
 def json_schema(cls: type[Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class HttpSessions:
         del self._guests[session.id], self._on_offer[session.id]
         self._evicted.add(session)
         self._remember(session, "Session expired: its place went to another, as no request had named it yet")
-        session.end()
+        session.end(because="displaced")
         return session
 
     def sweep(self, now: float) -> None:

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 from envhive.errors import EnvHiveError, EnvironmentCrashedError, ExecutionError, SessionError
 from envhive.server import stacks
+from envhive.server.logs import LogTag
+from envhive.server.metrics import Metrics
 from envhive.server.nursery import DIED, FAILED, FORK, KILL, ORDER, REPORT, Nursery
 from envhive.server.resident import CHUNK, Unpacker, pack
 from envhive.server.runner import Runner
@@ -38,8 +40,9 @@ _LEFT_BEHIND: Final = "The session was left behind."
 class NurseryLink:
     """The nursery, as an event loop sees it: orders go there, reports come back."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, nursery: Nursery) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, nursery: Nursery, metrics: Metrics) -> None:
         self.loop = loop
+        self.metrics = metrics
         self._nursery = nursery.here()
         self._link = self._nursery.link
         self._children: dict[int, Child] = {}
@@ -148,7 +151,6 @@ class Child:
 
     __slots__ = (
         "_done",
-        "_is_heard",
         "_link",
         "_number",
         "_on_death",
@@ -156,6 +158,7 @@ class Child:
         "_socket",
         "_timer",
         "_unpacker",
+        "is_heard",
         "pid",
     )
 
@@ -163,7 +166,7 @@ class Child:
         self._link = link
         self._on_death = on_death
         self._done: Done | None = None
-        self._is_heard = True
+        self.is_heard = True
         self._outgoing = b""
         self._timer: asyncio.TimerHandle | None = None
         self._unpacker = Unpacker()
@@ -192,7 +195,7 @@ class Child:
 
     def interrupt(self) -> None:
         """Kill it, and take no answer from it any more."""
-        self._is_heard = False
+        self.is_heard = False
         self.kill()
 
     def kill_after(self, seconds: float) -> None:
@@ -255,7 +258,7 @@ class Child:
             self._link.loop.remove_reader(self._socket)
             self.kill()  # it has most likely ended; if it closed its socket instead, it is of no use
             return False
-        for body in self._unpacker.feed(data) if self._is_heard else ():
+        for body in self._unpacker.feed(data) if self.is_heard else ():
             self._stop_timer()
             done, self._done = self._done, None
             if done is not None:
@@ -292,11 +295,11 @@ def failure_of(fate: Fate) -> EnvHiveError:
 class ProcessRunner(Runner):
     """Runs an environment in a process of its own. If that ends, `reset` starts another."""
 
-    __slots__ = ("_child", "_env_name", "_fate", "_link", "_on_closed", "_session_id")
+    __slots__ = ("_child", "_env_name", "_fate", "_link", "_on_closed", "tag")
 
     def __init__(self, link: NurseryLink, session_id: str) -> None:
         self._link = link
-        self._session_id = session_id
+        self.tag = LogTag(session_id)
         self._child: Child | None = None
         self._env_name = ""
         self._fate: Fate = _LEFT_BEHIND
@@ -316,13 +319,14 @@ class ProcessRunner(Runner):
         except OSError as error:
             done(None, SessionError(f"The session could not be started: {error.strerror}"))
             return
-        self._child.ask("open", (), functools.partial(self._opened, done))
+        self._child.ask("open", (self.tag.session_id,), functools.partial(self._opened, done))
 
     def _opened(self, done: Done, env_name: str | None, error: EnvHiveError | None) -> None:
         self._env_name = env_name or ""
         done(None, error)
 
     def reset(self, keywords: dict[str, Any], timeout_s: float | None, done: Done) -> None:
+        self.tag.begin_episode(keywords)
         if self._child is None:
             self.open(functools.partial(self._reopened, keywords, timeout_s, done))
         else:
@@ -383,9 +387,14 @@ class ProcessRunner(Runner):
             self._child.kill_after(CLOSE_PATIENCE_S)
 
     def _died(self, fate: Fate) -> None:
-        pid, self._child, self._fate = self.env_pid, None, fate
+        child, self._child, self._fate = self._child, None, fate
+        pid = None if child is None else child.pid
+        if isinstance(fate, int) and self._on_closed is None and (child is None or child.is_heard):
+            self._link.metrics.crashes += 1
         if fate != 0 or self._on_closed is None:
-            logger.warning("Session %s, process %s: %s", self._session_id, pid, failure_of(fate))
+            logger.warning(
+                "Session %s, process %s: %s", self.tag.session_id, pid, failure_of(fate), extra=self.tag.fields()
+            )
         done, self._on_closed = self._on_closed, None
         if done is not None:
             done(None, None)

@@ -19,6 +19,7 @@ import uvloop
 from envhive.errors import EnvHiveError, ExecutionError
 from envhive.server import stacks
 from envhive.server.calls import Calls
+from envhive.server.logs import LogTag, set_tag
 from envhive.server.runner import LoopRunner
 
 CHUNK: Final = 64 * 1024
@@ -71,7 +72,9 @@ class Resident:
 
     def __init__(self, link: socket.socket, calls: Calls) -> None:
         self._link = link
-        self._runner = LoopRunner(calls, None)
+        tag = LogTag("")
+        set_tag(tag)  # all that this process logs is about the one session
+        self._runner = LoopRunner(calls, None, tag)
         self._unpacker = Unpacker()
         self._needs_loop = False
         self._leaving = False
@@ -110,6 +113,7 @@ class Resident:
 
     def _obey(self, what: str, args: tuple[Any, ...]) -> None:
         if what == "open":
+            (self._runner.tag.session_id,) = args
             self._runner.open(self._opened)
         elif what == "cancel":
             self._runner.cancel()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import resource
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -167,11 +165,3 @@ def raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
-    )
-    # uvicorn's own messages about starting and connecting say nothing that the announcement does not.
-    logging.getLogger("uvicorn.error").setLevel("DEBUG" if level == "debug" else "WARNING")

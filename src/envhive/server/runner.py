@@ -17,6 +17,8 @@ from envhive.inspection import ClassPlan, Place, plan_for
 from envhive.server import coroutines, stacks
 from envhive.server.calls import Calls
 from envhive.server.coroutines import CoroutineDriver
+from envhive.server.logs import LogTag, inline_here
+from envhive.server.metrics import Metrics
 from envhive.server.stacks import Stack
 from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
 
@@ -29,6 +31,9 @@ class Runner(ABC):
     """Owns one environment, wherever that is."""
 
     __slots__ = ()
+
+    tag: LogTag
+    """Of what the environment logs."""
 
     @property
     @abstractmethod
@@ -81,12 +86,13 @@ class Runner(ABC):
 class LocalRunner(Runner):
     """Runs an environment in this process. Coroutines run on the event loop in any case."""
 
-    __slots__ = ("_driver", "calls", "env", "plan")
+    __slots__ = ("_driver", "calls", "env", "plan", "tag")
 
     plan: ClassPlan
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, tag: LogTag) -> None:
         self.calls = calls
+        self.tag = tag
         self.env: Any = None
         self._driver: CoroutineDriver | None = None
 
@@ -105,7 +111,7 @@ class LocalRunner(Runner):
         (self._driver or self._start_driver()).run(job, done)
 
     def _start_driver(self) -> CoroutineDriver:
-        self._driver = CoroutineDriver()
+        self._driver = CoroutineDriver(self.tag.context())
         return self._driver
 
     def release(self) -> None:
@@ -129,6 +135,7 @@ class LocalRunner(Runner):
 
     def reset(self, keywords: dict[str, Any], timeout_s: float | None, done: Done) -> None:
         plan = self.plan.reset
+        self.tag.begin_episode(keywords)
         if timeout_s is not None and "timeout_s" in plan.names:
             keywords = {**keywords, "timeout_s": timeout_s}
         if plan.is_async:
@@ -186,27 +193,30 @@ class LoopRunner(LocalRunner):
     connect), so they run on a small pool, unless the class promises that nothing in it ever waits.
     """
 
-    __slots__ = ("_pool",)
+    __slots__ = ("_inline", "_pool")
 
-    def __init__(self, calls: Calls, pool: Pool | None) -> None:
-        super().__init__(calls)
+    def __init__(self, calls: Calls, pool: Pool | None, tag: LogTag) -> None:
+        super().__init__(calls, tag)
         self._pool = pool
+        self._inline = inline_here()
 
     def run(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         error: EnvHiveError | None = None
+        self._inline.tag = self.tag
         try:
             result = job(*args)
         except EnvHiveError as failure:
             result, error = None, failure
         except BaseException as failure:  # an environment may raise anything, and the server must live on
             result, error = None, ExecutionError(f"{type(failure).__name__}: {failure}")
+        self._inline.tag = None
         done(result, error)
 
     def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         if self._pool is None:
             self.run(job, args, done)
         else:
-            self._pool.submit(job, args, done)
+            self._pool.submit(self.tag.call, (job, *args), done)
 
 
 class Queued:
@@ -248,8 +258,8 @@ class ThreadRunner(LocalRunner):
 
     __slots__ = ("_owns_thread", "_queued", "_thread")
 
-    def __init__(self, calls: Calls, thread: Worker, *, owns_thread: bool) -> None:
-        super().__init__(calls)
+    def __init__(self, calls: Calls, thread: Worker, *, owns_thread: bool, tag: LogTag) -> None:
+        super().__init__(calls, tag)
         self._thread = thread
         self._owns_thread = owns_thread
         self._queued: Queued | None = None
@@ -258,11 +268,15 @@ class ThreadRunner(LocalRunner):
         if self._owns_thread:
             self._thread.submit(job, args, done)
         else:
-            self._queued = queued = Queued(job, done)
+            self._queued = queued = Queued(self._tagged(job), done)
             self._thread.submit(queued.work, args, queued.finish)
 
     def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
-        self._thread.submit(job, args, done)
+        self._thread.submit(self._tagged(job), args, done)
+
+    def _tagged(self, job: Job) -> Job:
+        """A thread of the session's own has its tag already."""
+        return job if self._owns_thread else functools.partial(self.tag.call, job)
 
     def cancel(self) -> bool:
         return super().cancel() or (self._queued is not None and self._queued.cancel())
@@ -291,6 +305,7 @@ class Runners:
         loop: asyncio.AbstractEventLoop,
         thread_stack_size: int,
         nursery: Nursery | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.loop = loop
         self._calls = calls
@@ -303,16 +318,17 @@ class Runners:
         if nursery is not None:
             from envhive.server.processes import NurseryLink  # late: it is made of what is in here
 
-            self._link = NurseryLink(loop, nursery)
+            self._link = NurseryLink(loop, nursery, metrics or Metrics())
 
     def make(self, session_id: str) -> Runner:
         if self._link is not None:
             return self._link.make_runner(session_id)
+        tag = LogTag(session_id)
         if self._place is Place.LOOP:
-            return LoopRunner(self._calls, None if self._never_waits else self._pool)
+            return LoopRunner(self._calls, None if self._never_waits else self._pool, tag)
         if self._place is Place.SHARED_THREAD:
-            return ThreadRunner(self._calls, self._shared_worker, owns_thread=False)
-        return ThreadRunner(self._calls, Worker(self._mailbox), owns_thread=True)
+            return ThreadRunner(self._calls, self._shared_worker, owns_thread=False, tag=tag)
+        return ThreadRunner(self._calls, Worker(self._mailbox, tag), owns_thread=True, tag=tag)
 
     def stop(self) -> None:
         self._shared_worker.stop()

@@ -27,6 +27,7 @@ from envhive.errors import (
 from envhive.server.auth import Owner
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import answer_mcp
+from envhive.server.metrics import TIMED_STEPS, Metrics
 from envhive.server.runner import Runner
 from envhive.server.stacks import Stack
 from envhive.server.threads import Done
@@ -149,6 +150,7 @@ class Session:
         "_held",
         "_inbox",
         "_keeper",
+        "_metrics",
         "_outlet",
         "_overruled",
         "_phase",
@@ -160,6 +162,7 @@ class Session:
         "_runner",
         "_step_timeout",
         "busy_with",
+        "ended_because",
         "id",
         "last_active",
         "owner",
@@ -177,6 +180,7 @@ class Session:
         mode: ServerMode = ServerMode.SIMULATION,
         extended: Extended | None = None,
         step_timeout: float | None = None,
+        metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = session_id
@@ -186,6 +190,8 @@ class Session:
         self.busy_with = "opening"
         self.last_active = clock()
         """When the last request ended, or the running one began."""
+        self.ended_because = "closed"
+        """Why it is over, in a word, once it is."""
         self._created_at = time.time()
         self._clock = clock
         self._production = mode is ServerMode.PRODUCTION
@@ -195,6 +201,7 @@ class Session:
         self._runner = runner
         self._outlet = outlet
         self._keeper = keeper
+        self._metrics = metrics or Metrics()
         self._phase = _OPENING
         self._inbox: deque[str | bytes | Ask] | None = None  # made when first needed: 0.8 kB that few sessions need
         self._farewell = (NORMAL_CLOSURE, "")
@@ -282,17 +289,18 @@ class Session:
         """End if the client has been away for too long."""
         extended = self._extended
         if extended is not None and extended.detached_at is not None and now - extended.detached_at > extended.lease_s:
-            self.end()
+            self.end(because="lease_over")
 
     # How a session ends.
 
-    def end(self, code: int = NORMAL_CLOSURE, reason: str = "") -> None:
+    def end(self, code: int = NORMAL_CLOSURE, reason: str = "", *, because: str = "closed") -> None:
         """End now: running code is told to stop, and left behind if it does not; then the environment closes."""
         if self._phase in _OVER:
             return
         was = self._phase
         self._phase = _CLOSING
         self._farewell = (code, reason)
+        self.ended_because = because
         self._drop_inbox()
         if self._extended is not None:
             self._keeper.session_detached(self, detached=False)
@@ -313,6 +321,8 @@ class Session:
         """The code cannot be stopped: the session is over without it. It is closed if it ever ends."""
         if self._deadline is not None:
             self._clear_deadline(self._deadline)
+        if self._phase is _CLOSING:
+            self._note("abandoned")
         self._phase = _STUCK
         self._keeper.session_stuck(self, stuck=True)
         self._let_go()
@@ -321,15 +331,15 @@ class Session:
         """End as soon as the running request, if any, has been answered."""
         if self._phase in (_OPENING, _BUSY):
             self._drop_inbox()
-            self._inbox = deque([Ask(lambda: self.end(code, reason), lambda error: None)])
+            self._inbox = deque([Ask(lambda: self.end(code, reason, because="shutdown"), lambda error: None)])
         else:
-            self.end(code, reason)
+            self.end(code, reason, because="shutdown")
 
     def expire(self, idle_limit: float) -> None:
         self._ended_by = SessionExpiredError(f"Session expired: idle for more than {idle_limit:g} s")
         if self._outlet is not None:
             self._outlet.send(self._error_reply(self._ended_by))
-        self.end(GOING_AWAY, str(self._ended_by))
+        self.end(GOING_AWAY, str(self._ended_by), because="expired")
 
     def kill(self) -> None:
         """End at the wish of whoever runs the server; the client is told."""
@@ -342,7 +352,7 @@ class Session:
         elif outlet is not None:
             outlet.send(self._error_reply(error))
         self._outlet = None  # what comes of a running request is nobody's any more
-        self.end()
+        self.end(because="killed")
         if outlet is not None:
             outlet.close(GOING_AWAY, "ended by the server")
 
@@ -364,6 +374,11 @@ class Session:
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether it waits for its client to come back."""
+        return self._extended is not None and self._extended.detached_at is not None
 
     # Requests that come by another way than frames.
 
@@ -426,12 +441,16 @@ class Session:
             **({} if self._runner.env_pid is None else {"env_pid": self._runner.env_pid}),
         }
 
+    def log_fields(self) -> dict[str, Any]:
+        """For the `extra` of what is logged about it."""
+        return self._runner.tag.fields()
+
     def _doing(self) -> str:
         if self._phase is _CLOSED:
             return "over"
         if self._phase is _STUCK:
             return f"stuck in {self.busy_with}"
-        if self._extended is not None and self._extended.detached_at is not None:
+        if self.is_detached:
             return "waiting for its client" if not self.busy_with else f"{self.busy_with}, without its client"
         return self.busy_with or "idle"
 
@@ -518,6 +537,7 @@ class Session:
         except (RequestError, SessionError) as error:
             if self._extended is not None and self._extended.request_id is None:
                 self._extended.refused_id = id_of(frame)
+            self._metrics.invalid_messages += 1
             self._phase = _BUSY
             self._answered(None, error)
 
@@ -541,6 +561,8 @@ class Session:
         error = self._overruled
         assert error is not None
         self._reply(None, error)
+        self._note(error.outcome)
+        self.ended_because = "timeout"
         self._ended_by = SessionError(f"The session has ended: {error}, and could not be stopped")
         self._farewell = (INTERNAL_ERROR, error.code)
         self._drop_inbox()
@@ -554,16 +576,30 @@ class Session:
             self._clear_deadline(self._deadline)
         if self._phase is not _STUCK:
             self._reply(reply, error)
-        self.last_active = self._clock()
-        if error is None and self.busy_with == "step":
+        now, phase = self._clock(), self._phase
+        if error is None and phase is _BUSY and self.busy_with == "step":
+            if not self.steps % TIMED_STEPS:
+                self._metrics.steps.seconds.observe(now - self.last_active)
             self.steps += 1
+        elif phase is not _STUCK:
+            self._note("abandoned" if phase is _CLOSING else "ok" if error is None else error.outcome)
+        self.last_active = now
         self.busy_with = ""
-        if self._phase is _BUSY:
+        if phase is _BUSY:
             self._phase = _IDLE
             if self._inbox:
                 self._pump()
-        elif self._phase is _CLOSING or self._phase is _STUCK:
+        elif phase is _CLOSING or phase is _STUCK:
             self._close_environment()
+
+    def _note(self, outcome: str) -> None:
+        """Count the request that is over, if it is of a kind that is counted."""
+        work = self._metrics.work.get(self.busy_with)
+        if work is None:
+            return
+        work.outcomes[outcome] += 1
+        if outcome == "ok":
+            work.seconds.observe(self._clock() - self.last_active)
 
     def _reply(self, reply: Any, error: EnvHiveError | None) -> None:
         asker, self._asker = self._asker, None
@@ -603,7 +639,7 @@ class Session:
             outlet, self._outlet = self._outlet, None
             asked = bool(self._inbox)
             self._phase = _CLOSING
-            self._ended_by = error
+            self._ended_by, self.ended_because = error, "not_opened"
             self._drop_inbox()
             self._close_environment()
             if outlet is not None:

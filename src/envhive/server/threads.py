@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, Final
 
 from envhive.errors import EnvHiveError, ExecutionError
+from envhive.server.logs import LogTag, set_tag
 
 Done = Callable[[Any, EnvHiveError | None], None]
 Job = Callable[..., Any]
@@ -44,17 +45,18 @@ class Baton:
 class Worker:
     """A thread with an inbox, started on first use."""
 
-    __slots__ = ("_inbox", "_mailbox", "ident")
+    __slots__ = ("_inbox", "_mailbox", "_tag", "ident")
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, tag: LogTag | None = None) -> None:
         self._mailbox = mailbox
+        self._tag = tag  # of the session whose own thread it is
         self._inbox: SimpleQueue[tuple[Entry | None, Baton]] = SimpleQueue()
         self.ident = 0
         """The thread's own name for itself; 0 until it has started."""
 
     def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         if not self.ident:
-            self.ident = self._mailbox.start_thread(_work_in_turn, (self._inbox, self._mailbox))
+            self.ident = self._mailbox.start_thread(_work_in_turn, (self._inbox, self._mailbox, self._tag))
         self._mailbox.dispatch(self._inbox, (job, args, done))
 
     def stop(self) -> None:
@@ -233,9 +235,10 @@ class Mailbox:
                 self._loop.call_soon(self._deliver)
 
 
-def _work_in_turn(inbox: SimpleQueue[tuple[Entry | None, Baton]], mailbox: Mailbox) -> None:
+def _work_in_turn(inbox: SimpleQueue[tuple[Entry | None, Baton]], mailbox: Mailbox, tag: LogTag | None = None) -> None:
     """What a worker's thread does."""
     be_patient()
+    set_tag(tag)
     while True:
         entry, baton = inbox.get()
         if entry is None:

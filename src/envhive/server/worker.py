@@ -14,12 +14,13 @@ import uvicorn
 
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
 from envhive.server.auth import Tokens
-from envhive.server.config import ServerConfig, as_mode, forced
+from envhive.server.config import OF_THE_PROCESS, ServerConfig, as_mode, forced
 from envhive.server.crew import Crew, enlist
 from envhive.server.leaving import leave
+from envhive.server.logs import set_up_logging
 from envhive.server.nursery import keep_private
 from envhive.server.places import Ledger
-from envhive.server.run import Moments, run_app, set_up_logging
+from envhive.server.run import Moments, run_app
 from envhive.server.target import describe_target, load_target
 from envhive.server.upgrade import receive_parcels
 from envhive.server.workers import ORDERS
@@ -63,11 +64,11 @@ def main() -> int:
         options["mode"] = as_mode(options["mode"])
     options["tokens"] = Tokens.unsealed(options["tokens"])
     config = ServerConfig.resolve(**options)
-    set_up_logging(config.log_level)
+    set_up_logging(config.log_level, config.log_format, orders["index"])
     crew = Crew(orders["index"], Path(orders["folder"]), Ledger(orders["ledger"], orders["count"]))
     enlist(crew)
     keep_private(*(orders[name] for name in ("ledger", "lifeline", "status")))
-    wanted = {name: value for name, value in options.items() if name not in ("host", "port", "workers", "log_level")}
+    wanted = {name: value for name, value in options.items() if name not in OF_THE_PROCESS}
     try:
         with forced(**wanted):
             target = load_target(orders["target"])
