@@ -385,12 +385,13 @@ class LaneContract:
             assert step(ws, seconds=1.0)["type"] == "observation"
 
     def test_the_server_lets_running_steps_finish_and_closes_every_environment(self, env: type[Counting]) -> None:
-        with serving(env, self.lane) as server, server.connect() as busy, server.connect() as idle:
+        with serving(env, self.lane) as server, server.connect() as busy:
             reset(busy)
-            reset(idle)
-            busy.send('{"type":"step","data":{"seconds":0.5}}')
-            eventually(lambda: "step" in env.journal.events())
-            server.stop()
+            with server.connect() as idle:
+                reset(idle)
+                busy.send('{"type":"step","data":{"seconds":0.5}}')
+                eventually(lambda: "step" in env.journal.events(1))
+                server.stop()
             assert env.journal.events(1) == ["make", "reset", "step", "close"]
             assert env.journal.events(2) == ["make", "reset", "close"]
 
