@@ -196,7 +196,7 @@ def test_a_step_that_takes_too_long_is_one_time_out_and_its_thread_is_stuck_unti
         assert scrape(server).value("envhive_left_behind_total") == 1
 
 
-def test_a_coroutine_that_takes_too_long_is_one_time_out(hanging: Hanging) -> None:
+def test_a_coroutine_that_takes_too_long_is_one_time_out() -> None:
     with serving(async_counting(), "fast", config={"step_timeout": 0.1}) as server, server.connect() as ws:
         reset(ws)
         assert step(ws, seconds=600)["data"]["code"] == "STEP_TIMEOUT"
