@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from envhive.errors import EnvironmentFactoryError as EnvironmentFactoryError
     from envhive.errors import SessionCapacityError as SessionCapacityError
     from envhive.errors import SessionNotFoundError as SessionNotFoundError
+    from envhive.mcp_environment import MCPEnvironment as MCPEnvironment
     from envhive.server.app import HTTPEnvServer as HTTPEnvServer
     from envhive.server.app import create_app as create_app
     from envhive.server.app import create_fastapi_app as create_fastapi_app
+    from envhive.tools import tool as tool
     from envhive.types import Action as Action
     from envhive.types import ConcurrencyConfig as ConcurrencyConfig
     from envhive.types import EnvironmentMetadata as EnvironmentMetadata
@@ -47,7 +49,9 @@ _HOMES = {
         "SessionCapacityError",
         "SessionNotFoundError",
     ),
+    "envhive.mcp_environment": ("MCPEnvironment",),
     "envhive.server.app": ("HTTPEnvServer", "create_app", "create_fastapi_app"),
+    "envhive.tools": ("tool",),
     "envhive.types": (
         "Action",
         "ConcurrencyConfig",

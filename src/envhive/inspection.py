@@ -15,8 +15,12 @@ from envhive.types import Action, Observation
 
 Factory = Callable[[], Any]
 
-_BASES: Final = {(Environment.__module__, Environment.__name__), ("openenv.core.env_server.interfaces", "Environment")}
-"""Base classes whose async methods are only the default that calls the plain ones."""
+_BASES: Final = {
+    (Environment.__module__, Environment.__name__),
+    ("envhive.mcp_environment", "MCPEnvironment"),
+    ("openenv.core.env_server.interfaces", "Environment"),
+}
+"""Base classes whose async methods are only the default, or are there for subclasses to call."""
 
 
 class Place(Enum):

@@ -16,6 +16,7 @@ from envhive.errors import EnvHiveError
 from envhive.server.blueprint import Blueprint
 from envhive.server.calls import Calls
 from envhive.server.layer2 import Extended
+from envhive.server.mcp import About
 from envhive.server.runner import Runners
 from envhive.server.session import INBOX_LIMIT, Phase, Session
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
@@ -23,6 +24,8 @@ from tests.support.envs import Counting, Move, Seen, async_counting, counting
 
 class Wire:
     """Stands for a connection and for whoever keeps the session; writes down what it is told."""
+
+    mcp = About("test", by_step=False, act=None)
 
     def __init__(self) -> None:
         self.frames: list[dict[str, Any]] = []

@@ -120,6 +120,12 @@ Examples:
     "[env: ENVHIVE_ALLOW_ORIGINS, comma-separated]",
 )
 @click.option(
+    "--expose-step",
+    is_flag=True,
+    default=None,
+    help="Let agents step the environment: MCP has a tool `act` that takes its action.  [env: ENVHIVE_EXPOSE_STEP]",
+)
+@click.option(
     "--head-timeout",
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds in which a connection must send a request head.  [env: ENVHIVE_HEAD_TIMEOUT; default: 10]",

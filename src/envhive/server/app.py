@@ -10,12 +10,13 @@ from fastapi import FastAPI, WebSocket
 
 from envhive import __version__
 from envhive.environment import Environment
-from envhive.server.asgi_lane import serve_mcp_websocket, serve_websocket
+from envhive.server.asgi_lane import serve_websocket
 from envhive.server.blueprint import Blueprint
 from envhive.server.config import as_mode, config_for_app
 from envhive.server.gate import Gate
 from envhive.server.hive import Hive
 from envhive.server.http import register_http_routes
+from envhive.server.mcp_http import McpEndpoint
 from envhive.types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
 
 
@@ -56,7 +57,8 @@ class HTTPEnvServer:
         """
         if mode is not None:
             self.hive.mode = as_mode(mode)
-        register_http_routes(app, self.hive, self.hive.mode)
+        endpoint = McpEndpoint(self.hive)
+        register_http_routes(app, self.hive, self.hive.mode, endpoint)
 
         @app.websocket("/ws")
         async def ws(websocket: WebSocket) -> None:
@@ -66,7 +68,7 @@ class HTTPEnvServer:
         @app.websocket("/mcp")
         async def mcp_ws(websocket: WebSocket) -> None:
             """JSON-RPC calls of the Model Context Protocol, one a frame."""
-            await serve_mcp_websocket(websocket)
+            await endpoint.websocket(websocket)
 
         app.add_middleware(Gate, config=self.hive.config)
         app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)

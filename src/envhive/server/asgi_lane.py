@@ -12,7 +12,6 @@ from envhive.errors import EnvHiveError, QuotaExceededError, SessionCapacityErro
 from envhive.server.auth import Owner
 from envhive.server.gate import OWNER
 from envhive.server.hive import Hive
-from envhive.server.mcp import answer_mcp_text
 from envhive.server.session import GOING_AWAY, INBOX_LIMIT, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
 from envhive.wire.codec import decode_resume, encode_error_reply, encode_queued
 from envhive.wire.messages import LAYER_2
@@ -50,14 +49,6 @@ async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
     else:
         await websocket.accept(subprotocol)
         await AsgiConnection(websocket, hive, owner, layer, session).run()
-
-
-async def serve_mcp_websocket(websocket: WebSocket) -> None:
-    """JSON-RPC calls of the Model Context Protocol, one a frame."""
-    await websocket.accept()
-    while (message := await websocket.receive())["type"] != "websocket.disconnect":
-        frame = message.get("text")
-        await websocket.send_text(answer_mcp_text(message.get("bytes") or b"" if frame is None else frame).decode())
 
 
 async def _refuse(websocket: WebSocket, error: EnvHiveError) -> None:

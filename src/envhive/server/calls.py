@@ -8,12 +8,14 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from envhive.errors import EnvHiveError, EnvironmentFactoryError, ExecutionError, InvalidMessageError
 from envhive.inspection import MethodPlan
 from envhive.server.blueprint import Blueprint
-from envhive.types import EnvironmentMetadata
+from envhive.tools import CallToolAction, ListToolsAction
+from envhive.types import Action, EnvironmentMetadata, ServerMode
 from envhive.wire.codec import encode_object, encode_observation, encode_state, validation_failure
 
 logger: Final = logging.getLogger("envhive.environment")
@@ -28,10 +30,11 @@ class Calls:
     Each method returns the reply, or raises an `EnvHiveError` that says whose fault it was.
     """
 
-    __slots__ = ("_parse_action", "blueprint")
+    __slots__ = ("_parse_action", "blueprint", "mode")
 
-    def __init__(self, blueprint: Blueprint) -> None:
+    def __init__(self, blueprint: Blueprint, mode: ServerMode = ServerMode.SIMULATION) -> None:
         self.blueprint = blueprint
+        self.mode = mode
         self._parse_action = action_parser(blueprint.action_cls)
 
     def make(self) -> Any:
@@ -48,6 +51,8 @@ class Calls:
             raise EnvironmentFactoryError(
                 name, f"Environment factory '{name}' returned no environment but {env!r:.100}"
             )
+        if (toolbox := getattr(env, "_toolbox", None)) is not None:
+            toolbox.mode = self.mode
         return env
 
     def reset(self, env: Any, plan: MethodPlan, keywords: Keywords) -> bytes:
@@ -106,6 +111,8 @@ class Calls:
         try:
             if callable(close):
                 close()
+            if (toolbox := getattr(env, "_toolbox", None)) is not None:
+                toolbox.close()  # an author's own close() may not have done so
         except (Exception, SystemExit):
             logger.exception("close() of %s failed", type(env).__name__)
 
@@ -131,9 +138,32 @@ def _refused(error: Exception, action: bytes) -> InvalidMessageError:
 
 def action_parser(action_cls: type[Any]) -> ActionParser:
     """Raw JSON straight to a validated action: 0.9 µs for a small one, against 3.8 µs by way of a dict."""
+    if action_cls in (Action, ListToolsAction, CallToolAction):
+        return _tool_action_parser(action_cls)
     if inspect.isclass(action_cls) and issubclass(action_cls, BaseModel):
         return action_cls.__pydantic_validator__.validate_json
     return TypeAdapter(action_cls).validate_json
+
+
+class _Kind(msgspec.Struct):
+    type: Any = None
+
+
+def _tool_action_parser(action_cls: type[Any]) -> ActionParser:
+    """For the base class, and for tools themselves: what an action's `type` says it is."""
+    kinds: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
+    parsers = {name: kind.__pydantic_validator__.validate_json for name, kind in kinds.items()}
+    plain = action_cls.__pydantic_validator__.validate_json
+    kind_of = msgspec.json.Decoder(_Kind).decode
+
+    def parse(raw: bytes) -> Any:
+        try:
+            kind = kind_of(raw).type
+        except msgspec.DecodeError:
+            kind = None  # no object at all, of which pydantic says more
+        return (parsers.get(kind, plain) if isinstance(kind, str) else plain)(raw)
+
+    return parse
 
 
 def attribute(error: BaseException, method: str) -> EnvHiveError:

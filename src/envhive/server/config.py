@@ -58,6 +58,8 @@ class ServerConfig:
     """Who may use the server; with none, everybody may."""
     allow_origins: tuple[str, ...] = ()
     """Web pages that may use the server beside its own, as `https://host:port`; `*` stands for all."""
+    expose_step: bool = False
+    """Whether agents may step the environment, by a tool."""
     max_head_size: int = 64 * 1024
     """Bytes that a request's head may have."""
     head_timeout: float = 10.0
@@ -193,6 +195,12 @@ def _mode(name: str, text: str) -> ServerMode:
         raise ConfigurationError(f"{name}: {error}") from None
 
 
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("0", "1", "false", "true"):
+        raise ConfigurationError(f"{name} must be 1 or 0, not {text!r}.")
+    return text.lower() in ("1", "true")
+
+
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
@@ -227,6 +235,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "ENVHIVE_MEMORY_LIMIT": ("memory_limit", _positive_int),
     TOKENS_VARIABLE: ("tokens", _tokens),
     "ENVHIVE_ALLOW_ORIGINS": ("allow_origins", _origins),
+    "ENVHIVE_EXPOSE_STEP": ("expose_step", _flag),
     "ENVHIVE_MAX_HEAD_SIZE": ("max_head_size", _positive_int),
     "ENVHIVE_HEAD_TIMEOUT": ("head_timeout", _positive_float),
     "ENVHIVE_MAX_PENDING_CONNECTIONS": ("max_pending_connections", _positive_int),

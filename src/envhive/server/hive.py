@@ -33,6 +33,7 @@ from envhive.server.health import Health, judge, merged, report_of
 from envhive.server.heartbeat import Heartbeat
 from envhive.server.http_sessions import HttpSessions
 from envhive.server.layer2 import Extended
+from envhive.server.mcp import About
 from envhive.server.metrics import Metrics
 from envhive.server.nursery import nursery_for
 from envhive.server.places import LocalPlaces, Places, SharedPlaces
@@ -74,8 +75,9 @@ class Hive:
             self.shared = self.crew.join(self, self.limit.sessions)
         self._places: Places = self.shared or LocalPlaces(self.limit.sessions)
         self.metrics = Metrics()
+        self.mcp = About.of(blueprint, expose_step=config.expose_step)
         self.heartbeat = Heartbeat(config.ping_interval, config.ping_timeout)
-        self.calls = Calls(blueprint)
+        self.calls = Calls(blueprint, config.mode)
         self._nursery = nursery_for(self.calls, self.limit.env_cls, config)
         self._tick = min(
             LONGEST_TICK,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from envhive.errors import EnvHiveError, InvalidMessageError
 from envhive.server.gate import Caller, error_response
 from envhive.server.hive import Hive
-from envhive.server.mcp import answer_mcp_text
+from envhive.server.mcp_http import McpEndpoint
 from envhive.server.relay import Relayed, is_relayed
 from envhive.server.session import Session
 from envhive.server.tasks import register_task_routes
@@ -101,13 +101,13 @@ _ONE_SESSION: dict[int | str, dict[str, Any]] = {
 }
 
 
-def register_http_routes(app: FastAPI, hive: Hive, mode: ServerMode) -> None:
+def register_http_routes(app: FastAPI, hive: Hive, mode: ServerMode, endpoint: McpEndpoint) -> None:
     """Put the endpoints of `mode` on an app."""
     app.add_exception_handler(EnvHiveError, answer_error)
     if mode is ServerMode.SIMULATION:
         _register_control(app, hive)
     _register_information(app, hive)
-    _register_mcp(app)
+    _register_mcp(app, endpoint)
     register_task_routes(app, hive)
 
 
@@ -293,8 +293,18 @@ def json_schema(cls: type[Any]) -> dict[str, Any]:
     return cls.model_json_schema() if issubclass(cls, BaseModel) else TypeAdapter(cls).json_schema()
 
 
-def _register_mcp(app: FastAPI) -> None:
+def _register_mcp(app: FastAPI, endpoint: McpEndpoint) -> None:
     @app.post("/mcp", tags=["MCP"])
     async def mcp(request: Request) -> Response:
-        """JSON-RPC calls of the Model Context Protocol."""
-        return _json(answer_mcp_text(await request.body()))
+        """JSON-RPC calls of the Model Context Protocol: Streamable HTTP, and OpenEnv's calls without a session."""
+        return await endpoint.post(request)
+
+    @app.get("/mcp", tags=["MCP"])
+    async def mcp_stream(request: Request) -> Response:
+        """What a session says of its own accord, or the rest of an answer whose connection was lost."""
+        return await endpoint.get(request)
+
+    @app.delete("/mcp", tags=["MCP"])
+    async def mcp_end(request: Request) -> Response:
+        """End a session."""
+        return await endpoint.delete(request)

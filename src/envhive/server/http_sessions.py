@@ -31,11 +31,13 @@ _REMEMBERED: Final = 1024
 class Guest:
     """One such session, and its last answer: a request that comes again with the same id is not run again."""
 
-    __slots__ = ("_answer", "_request_id", "on_offer", "session")
+    __slots__ = ("_answer", "_request_id", "conversation", "on_offer", "session")
 
-    def __init__(self, session: Session, *, on_offer: bool) -> None:
+    def __init__(self, session: Session, *, on_offer: bool, conversation: Any = None) -> None:
         self.session = session
         self.on_offer = on_offer
+        self.conversation = conversation
+        """What an agent and the session say to each other, if it is an agent."""
         self._request_id: str | None = None
         self._answer: asyncio.Task[bytes] | None = None
 
@@ -82,6 +84,10 @@ class HttpSessions:
         self._places.offer(session.owner)
         return True
 
+    def keep(self, session: Session, conversation: Any = None) -> None:
+        """Let a session live on that somebody has asked for by name: it is not on offer."""
+        self._guests[session.id] = Guest(session, on_offer=False, conversation=conversation)
+
     def find(self, session_id: str, owner: Owner | None) -> Guest:
         """The session that a request names, which from now on stays; raises if there is none."""
         guest = self._guests.get(session_id)
@@ -118,7 +124,7 @@ class HttpSessions:
         for guest in list(self._guests.values()):
             since = guest.session.idle_since()
             limit = OFFERED_S if guest.on_offer else self._idle_s
-            if since is not None and now - since > limit:
+            if since is not None and now - since > limit and not guest.session.is_attached:
                 logger.info("Session %s expired: idle for more than %g s", guest.session.id, limit)
                 guest.session.expire(limit)
             elif guest.on_offer and self._places.anyone_waits():
@@ -127,6 +133,8 @@ class HttpSessions:
     def forget(self, session: Session) -> None:
         """A session has ended, whatever its kind: give back the place that it had."""
         guest = self._guests.pop(session.id, None)
+        if guest is not None and guest.conversation is not None:
+            guest.conversation.hang_up()
         if session in self._evicted:
             self._evicted.discard(session)
             return

@@ -17,6 +17,7 @@ from envhive.errors import EnvHiveError, EnvironmentCrashedError, ExecutionError
 from envhive.server import stacks
 from envhive.server.logs import LogTag
 from envhive.server.metrics import Metrics
+from envhive.server.notes import Listening, Note
 from envhive.server.nursery import DIED, FAILED, FORK, KILL, ORDER, REPORT, Nursery
 from envhive.server.resident import CHUNK, Unpacker, pack
 from envhive.server.runner import Runner
@@ -259,10 +260,14 @@ class Child:
             self.kill()  # it has most likely ended; if it closed its socket instead, it is of no use
             return False
         for body in self._unpacker.feed(data) if self.is_heard else ():
+            answer, error = _answer_in(body)
+            if isinstance(answer, Note):
+                Listening.deliver(answer)
+                continue
             self._stop_timer()
             done, self._done = self._done, None
             if done is not None:
-                done(*_answer_in(body))
+                done(answer, error)
         return True
 
     def _stop_timer(self) -> None:
@@ -295,13 +300,14 @@ def failure_of(fate: Fate) -> EnvHiveError:
 class ProcessRunner(Runner):
     """Runs an environment in a process of its own. If that ends, `reset` starts another."""
 
-    __slots__ = ("_child", "_env_name", "_fate", "_link", "_on_closed", "tag")
+    __slots__ = ("_child", "_env_name", "_fate", "_link", "_on_closed", "_on_loop", "tag")
 
     def __init__(self, link: NurseryLink, session_id: str) -> None:
         self._link = link
         self.tag = LogTag(session_id)
         self._child: Child | None = None
         self._env_name = ""
+        self._on_loop = False
         self._fate: Fate = _LEFT_BEHIND
         self._on_closed: Done | None = None
 
@@ -313,6 +319,10 @@ class ProcessRunner(Runner):
     def env_pid(self) -> int | None:
         return None if self._child is None else self._child.pid
 
+    @property
+    def on_loop(self) -> bool:
+        return self._on_loop
+
     def open(self, done: Done) -> None:
         try:
             self._child = Child(self._link, self._died)
@@ -321,8 +331,8 @@ class ProcessRunner(Runner):
             return
         self._child.ask("open", (self.tag.session_id,), functools.partial(self._opened, done))
 
-    def _opened(self, done: Done, env_name: str | None, error: EnvHiveError | None) -> None:
-        self._env_name = env_name or ""
+    def _opened(self, done: Done, about: tuple[str, bool] | None, error: EnvHiveError | None) -> None:
+        self._env_name, self._on_loop = about or ("", False)
         done(None, error)
 
     def reset(self, keywords: dict[str, Any], timeout_s: float | None, done: Done) -> None:

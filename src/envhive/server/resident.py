@@ -20,6 +20,7 @@ from envhive.errors import EnvHiveError, ExecutionError
 from envhive.server import stacks
 from envhive.server.calls import Calls
 from envhive.server.logs import LogTag, set_tag
+from envhive.server.notes import send_notes_by
 from envhive.server.runner import LoopRunner
 
 CHUNK: Final = 64 * 1024
@@ -83,6 +84,7 @@ class Resident:
 
     def live(self) -> None:
         self._stacks = stacks.answer_signals()
+        send_notes_by(lambda note: self._answer(note, None))
         while not self._leaving:
             if self._needs_loop:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -135,7 +137,7 @@ class Resident:
         if error is None:
             plan = self._runner.plan
             self._needs_loop = plan.reset.is_async or plan.step.is_async or plan.async_close
-        self._answer(self._runner.env_name, error)
+        self._answer((self._runner.env_name, self._needs_loop), error)
 
     def _closed(self, result: Any, error: EnvHiveError | None) -> None:
         if self._left is not None:

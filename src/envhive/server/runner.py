@@ -45,6 +45,11 @@ class Runner(ABC):
         """The environment's process, if that is not this one."""
         return None
 
+    @property
+    @abstractmethod
+    def on_loop(self) -> bool:
+        """Whether the environment's own code is coroutines, which must not wait for anything else."""
+
     async def stack(self) -> Stack:
         """What the running job is doing at this moment, as far as that can be found out."""
         return []
@@ -124,6 +129,10 @@ class LocalRunner(Runner):
     @property
     def env_name(self) -> str:
         return "" if self.env is None else type(self.env).__name__
+
+    @property
+    def on_loop(self) -> bool:
+        return self.plan.place is Place.LOOP
 
     def open(self, done: Done) -> None:
         self.run_patiently(self.calls.make, (), functools.partial(self._opened, done))

@@ -26,7 +26,7 @@ from envhive.errors import (
 )
 from envhive.server.auth import Owner
 from envhive.server.layer2 import Extended
-from envhive.server.mcp import answer_mcp
+from envhive.server.mcp import About, Peer, Plan, conclude
 from envhive.server.metrics import TIMED_STEPS, Metrics
 from envhive.server.runner import Runner
 from envhive.server.stacks import Stack
@@ -43,6 +43,7 @@ from envhive.wire.codec import (
     id_of,
     payload_of,
 )
+from envhive.wire.jsonrpc import JsonRpcError, encode_error, encode_result, parse_request
 
 INBOX_LIMIT: Final = 64
 """Requests that may wait before the session asks its outlet to stop reading."""
@@ -89,6 +90,9 @@ class Outlet(Protocol):
 
 class Keeper(Protocol):
     """Whoever keeps the session, and wants to know what becomes of it."""
+
+    mcp: About
+    """What its sessions have in common in the eyes of agents."""
 
     def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
         """Its environment has been made, or could not be."""
@@ -153,6 +157,7 @@ class Session:
         "_metrics",
         "_outlet",
         "_overruled",
+        "_peer",
         "_phase",
         "_plain",
         "_production",
@@ -161,6 +166,7 @@ class Session:
         "_requests",
         "_runner",
         "_step_timeout",
+        "_was_reset",
         "busy_with",
         "ended_because",
         "id",
@@ -212,6 +218,8 @@ class Session:
         self._overruled: EnvHiveError | None = None
         self._asker: Done | None = None
         self._held = False
+        self._was_reset = False
+        self._peer: Peer | None = None
         self._pumping = False
         self._reading_paused = False
 
@@ -371,6 +379,15 @@ class Session:
                 self._closed = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._closed)
 
+    async def wait_opened(self) -> None:
+        """Wait until the environment is there; raises why not."""
+        await self._ask("opening", lambda: self._answered(b"", None))
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a connection holds it."""
+        return self._outlet is not None
+
     @property
     def phase(self) -> Phase:
         return self._phase
@@ -385,6 +402,7 @@ class Session:
     async def ask_reset(self, keywords: dict[str, Any], timeout_s: float | None = None) -> bytes:
         timeout_s = timeout_s or self._step_timeout
         start = functools.partial(self._runner.reset, keywords, timeout_s, self._answered)
+        self._was_reset = True
         return payload_of(await self._ask("reset", start, timeout_s))
 
     async def ask_step(self, action: bytes, keywords: dict[str, Any], timeout_s: float | None = None) -> bytes:
@@ -411,13 +429,20 @@ class Session:
                 answer.set_result(result) if error is None else answer.set_exception(error)
 
         def turn() -> None:
+            if answer.cancelled():
+                return
             self._asker = settle
             self._begin(what, start, timeout_s)
 
         if self._phase in _OVER:
             raise self._why_over()
         self._enqueue(Ask(turn, lambda error: settle(None, error)))
-        return await answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._asker is settle and self._phase is _BUSY:
+                self._runner.cancel()  # nobody wants to know what comes of it
+            raise
 
     def info(self) -> SessionInfo:
         return SessionInfo(
@@ -526,12 +551,12 @@ class Session:
                 self._begin(kind, lambda: self._runner.step(action, keywords, self._answered), timeout_s)
             elif kind == "reset":
                 start = functools.partial(self._runner.reset, decode_object(message.data), timeout_s, self._answered)
+                self._was_reset = True
                 self._begin(kind, start, timeout_s)
             elif kind == "state":
                 self._begin(kind, lambda: self._runner.state(self._answered), None)
             elif kind == "mcp":
-                reply = encode_mcp_reply(answer_mcp(decode_object(message.data), self.id))
-                self._begin(kind, lambda: self._answered(reply, None), None)
+                self._begin_call(decode_object(message.data), timeout_s)
             else:
                 self.end()
         except (RequestError, SessionError) as error:
@@ -540,6 +565,38 @@ class Session:
             self._metrics.invalid_messages += 1
             self._phase = _BUSY
             self._answered(None, error)
+
+    def _begin_call(self, document: dict[str, Any], timeout_s: float | None) -> None:
+        """A JSON-RPC call, which is answered in JSON-RPC."""
+        try:
+            request = parse_request(document)
+            plan = self.peer.plan(request)
+            reply = encode_result(plan, request.id) if isinstance(plan, dict) else b""
+        except JsonRpcError as error:
+            plan, reply = {}, encode_error(error)
+        if isinstance(plan, dict):
+            self._begin("mcp", lambda: self._answered(encode_mcp_reply(reply), None), None)
+            return
+
+        def done(answer: Any, error: EnvHiveError | None) -> None:
+            self._answered(encode_mcp_reply(conclude(plan, request, answer, error)), None)
+
+        self._begin(plan.what, lambda: self._start(plan, done), timeout_s)
+
+    def _start(self, plan: Plan, done: Done) -> None:
+        begun, self._was_reset = self._was_reset, self._was_reset or plan.begins
+        plan.start(self._runner, done, begun=begun)
+
+    @property
+    def peer(self) -> Peer:
+        """Who speaks JSON-RPC with it."""
+        if self._peer is None:
+            self._peer = Peer(self._keeper.mcp, self.id)
+        return self._peer
+
+    async def carry_out(self, plan: Plan) -> Any:
+        """Do what a JSON-RPC call asks for; raises what goes wrong."""
+        return await self._ask(plan.what, lambda: self._start(plan, self._answered), self._step_timeout)
 
     def _begin(self, what: str, start: Callable[[], None], timeout_s: float | None) -> None:
         self._phase, self.busy_with = _BUSY, what

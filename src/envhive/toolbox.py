@@ -1,0 +1,391 @@
+"""The tools of one environment, wherever they come from, and how they are called. Needs `envhive[mcp]`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
+
+from envhive.errors import ConfigurationError, EnvHiveError
+from envhive.tools import MARK, RESERVED_TOOL_NAMES, Mark, ToolError, ToolErrorType, reserved_message
+from envhive.types import ServerMode
+
+try:
+    from fastmcp import Context, FastMCP
+    from fastmcp.exceptions import NotFoundError
+    from fastmcp.exceptions import ValidationError as ArgumentError
+    from fastmcp.server.dependencies import without_injected_parameters
+    from fastmcp.server.middleware.dereference import DereferenceRefsMiddleware
+    from fastmcp.tools import FunctionTool, ToolResult
+    from fastmcp.utilities.types import get_cached_typeadapter
+except ImportError as missing:
+    raise ConfigurationError(
+        f"Environments with tools need FastMCP, version 4 or newer ({missing}): pip install 'envhive[mcp]'"
+    ) from missing
+from pydantic import ValidationError
+
+T = TypeVar("T")
+Listener = Callable[[dict[str, Any]], None]
+"""Told of what a running tool says: the `method` and `params` of a notification."""
+Outcome = dict[str, Any] | ToolError
+"""A result (`content`, `structured_content`, `meta`, `data`, `is_error`), or why there is none."""
+
+TIMEOUT_S: Final = 30.0
+"""How long a coroutine may take that was given no time. A plain function cannot be stopped: a server gives up on it."""
+
+_env: ContextVar[Any] = ContextVar("envhive_tool_env")
+_listener: ContextVar[Listener | None] = ContextVar("envhive_tool_listener", default=None)
+_of_classes: dict[type, list[tuple[ServerMode | None, FunctionTool]]] = {}
+
+
+class Toolbox:
+    """The tools of one environment. All calls come from the thread, or the event loop, where its code runs."""
+
+    def __init__(self, env: Any, server: FastMCP | None = None) -> None:
+        self._env = env
+        self._server = server
+        self.mode = ServerMode.SIMULATION
+        self._added: list[tuple[ServerMode | None, FunctionTool]] = []
+        self._known: dict[str, FunctionTool] | None = None
+        self._runner: asyncio.Runner | None = None
+        if server is not None:
+            _refuse_reserved(self._of_server())
+
+    @property
+    def server(self) -> FastMCP:
+        if self._server is None:
+            self._server = FastMCP(type(self._env).__name__)
+        return self._server
+
+    @property
+    def instructions(self) -> str | None:
+        return None if self._server is None else self._server.instructions
+
+    def add(self, function: Callable[..., Any]) -> None:
+        """Offer a function that is marked as a tool."""
+        self._added.append(_as_tool(function, getattr(function, MARK)))
+        self._known = None
+
+    def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        listener = _listener.get()
+        if listener is not None:
+            params = {"progress": progress, "total": total, "message": message}
+            given = {name: value for name, value in params.items() if value is not None}
+            listener({"method": "notifications/progress", "params": given})
+
+    def close(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+
+    # Which there are.
+
+    def tools(self) -> list[dict[str, Any]]:
+        """All that are there in this mode, as the protocol describes them; what has no value is None."""
+        return [_description(each) for each in self._find(self._of_server()).values()]
+
+    async def tools_async(self) -> list[dict[str, Any]]:
+        found = [] if self._server is None else [each async for each in _each_tool(self._server)]
+        return [_description(each) for each in self._find(found).values()]
+
+    def _of_server(self) -> list[FunctionTool]:
+        return [] if self._server is None else self._run(_all_tools(self._server))
+
+    def _find(self, of_server: list[FunctionTool]) -> dict[str, FunctionTool]:
+        """Those of the FastMCP server, of marked methods, and those that were added; the last of a name wins."""
+        found = {each.name: each for each in of_server if each.name not in RESERVED_TOOL_NAMES}
+        for mode, each in (*_of_class(type(self._env)), *self._added):
+            if mode is None or mode is self.mode:
+                found[each.name] = each
+        self._known = found
+        return found
+
+    # Calling one.
+
+    def call(
+        self, name: str, arguments: dict[str, Any], timeout_s: float | None = None, listener: Listener | None = None
+    ) -> Outcome:
+        """Call a tool on the thread of the session, which waits for it."""
+        began = time.monotonic()
+        try:
+            found = (self._known or {}).get(name) or self._find(self._of_server()).get(name)
+            with self._in_use(listener):
+                if found is None:
+                    return _unknown(name)
+                if _is_simple(found, self._server):
+                    outcome = _finished(found, _call_plain(found, arguments))
+                else:
+                    outcome = self._run(self._call_found(found, arguments, timeout_s))
+        except Exception as error:  # whatever a tool raises is an answer, not a failure of the server
+            return _failure(name, error)
+        if timeout_s is not None and time.monotonic() - began > timeout_s:
+            return _timed_out(name, timeout_s)
+        return outcome
+
+    async def call_async(
+        self, name: str, arguments: dict[str, Any], timeout_s: float | None = None, listener: Listener | None = None
+    ) -> Outcome:
+        """Call a tool on the event loop. Plain functions run on another thread, so that nobody else waits for them."""
+        try:
+            found = (self._known or {}).get(name)
+            if found is None:
+                await self.tools_async()
+                found = (self._known or {}).get(name)
+            if found is None:
+                return _unknown(name)
+            with self._in_use(listener):
+                if not _is_simple(found, self._server):
+                    return await self._call_found(found, arguments, timeout_s)
+                return _finished(found, await asyncio.to_thread(_call_plain, found, arguments))
+        except Exception as error:  # whatever a tool raises is an answer, not a failure of the server
+            return _failure(name, error)
+
+    async def _call_found(self, found: FunctionTool, arguments: dict[str, Any], timeout_s: float | None) -> Outcome:
+        limit = TIMEOUT_S if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(limit) as scope:
+                return _finished(found, await self._run_tool(found, arguments))
+        except TimeoutError as error:
+            return _timed_out(found.name, limit) if scope.expired() else _failure(found.name, error)
+
+    async def _run_tool(self, found: FunctionTool, arguments: dict[str, Any]) -> ToolResult:
+        if _has_middleware(self._server):
+            return await self.server.call_tool(found.name, arguments)
+        if isinstance(found, FunctionTool) and inspect.iscoroutinefunction(found.fn) and _is_called_as_is(found.fn):
+            return found.convert_result(await get_cached_typeadapter(found.fn).validate_python(arguments))
+        async with _SessionContext(self.server, str(id(self._env))):
+            return await found.run(arguments)
+
+    @contextmanager
+    def _in_use(self, listener: Listener | None) -> Iterator[None]:
+        env, listening = _env.set(self._env), _listener.set(listener)
+        try:
+            yield
+        finally:
+            _env.reset(env)
+            _listener.reset(listening)
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on an event loop of this environment's own: the thread is its session's."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(coroutine, context=contextvars.copy_context())
+
+    # What else a FastMCP server may offer.
+
+    def ask_server(self, what: str, *args: Any) -> Any:
+        """A list of resources, say, as the protocol has it; raises `LookupError` for what is not there."""
+        return self._run(_ask_server(self.server, what, *args))
+
+    async def ask_server_async(self, what: str, *args: Any) -> Any:
+        return await _ask_server(self.server, what, *args)
+
+
+class _SessionContext(Context):
+    """What a tool with a `ctx: Context` parameter gets: its progress and messages go to whoever called it."""
+
+    def __init__(self, server: FastMCP, session_id: str) -> None:
+        super().__init__(server)
+        self._session_id = session_id
+
+    @property
+    def session_id(self) -> str:
+        return self._session_id
+
+    async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        _env.get()._toolbox.report_progress(progress, total, message)
+
+    async def log(
+        self, message: str, level: Any = None, logger_name: str | None = None, extra: Any = None, **kwargs: Any
+    ) -> None:
+        listener = _listener.get()
+        if listener is not None:
+            params = {"level": level or "info", "logger": logger_name, "data": {"msg": message, "extra": extra}}
+            listener({"method": "notifications/message", "params": params})
+
+
+def toolbox_of(env: Any) -> Toolbox | None:
+    """The tools of an environment; None if it has none."""
+    found = getattr(env, "_toolbox", None)
+    return found if isinstance(found, Toolbox) else None
+
+
+# Tools of methods: made once for a class, so that a session costs nothing. Which environment is meant, the call says.
+
+
+def _of_class(cls: type) -> list[tuple[ServerMode | None, FunctionTool]]:
+    if cls not in _of_classes:
+        marked = [
+            (function, mark)
+            for function in (inspect.getattr_static(cls, name, None) for name in dir(cls))
+            if isinstance(mark := getattr(function, MARK, None), Mark) and inspect.isfunction(function)
+        ]
+        _of_classes[cls] = [_as_tool(_unbound(function), mark) for function, mark in marked]
+    return _of_classes[cls]
+
+
+def _as_tool(function: Callable[..., Any], mark: Mark) -> tuple[ServerMode | None, FunctionTool]:
+    made = FunctionTool.from_function(
+        function, name=mark.name or function.__name__, description=mark.description or inspect.getdoc(function)
+    )
+    return mark.mode, made
+
+
+def _unbound(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method as a function without `self`, which is the environment that the call is for."""
+    if inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        async def function(*args: Any, **kwargs: Any) -> Any:
+            return await method(_env.get(), *args, **kwargs)
+
+    else:
+
+        @functools.wraps(method)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return method(_env.get(), *args, **kwargs)
+
+    signature = inspect.signature(method)
+    first, *others = signature.parameters.values()
+    function.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+    annotations = inspect.get_annotations(method)
+    function.__annotations__ = {name: hint for name, hint in annotations.items() if name != first.name}
+    return function
+
+
+# What FastMCP makes of tools, and calls them with.
+
+
+async def _all_tools(server: FastMCP) -> list[Any]:
+    return [each async for each in _each_tool(server)]
+
+
+async def _each_tool(server: FastMCP) -> Any:
+    for each in await server.list_tools():
+        if isinstance(each, FunctionTool):
+            each.run_in_thread = False  # it runs where the environment's code runs
+        yield each
+
+
+def _refuse_reserved(tools: list[Any]) -> None:
+    taken = [each.name for each in tools if each.name in RESERVED_TOOL_NAMES]
+    if taken:
+        raise ValueError(reserved_message(taken))
+
+
+def _has_middleware(server: FastMCP | None) -> bool:
+    return server is not None and any(not isinstance(each, DereferenceRefsMiddleware) for each in server.middleware)
+
+
+def _is_simple(found: Any, server: FastMCP | None) -> bool:
+    """Whether a tool is a plain function that takes its arguments and nothing else: it needs no event loop."""
+    if not isinstance(found, FunctionTool) or inspect.iscoroutinefunction(found.fn):
+        return False
+    return _is_called_as_is(found.fn) and not _has_middleware(server)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_called_as_is(function: Callable[..., Any]) -> bool:
+    """Whether FastMCP gives a function nothing but its arguments, and takes its result for what it is."""
+    generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    return not generates and without_injected_parameters(function) is function
+
+
+def _call_plain(found: FunctionTool, arguments: dict[str, Any]) -> ToolResult:
+    return found.convert_result(get_cached_typeadapter(found.fn).validate_python(arguments))
+
+
+def _finished(found: Any, result: ToolResult) -> Outcome:
+    if result.is_error:
+        text = "".join(getattr(block, "text", "") for block in result.content)
+        return ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=text or "The tool failed")
+    content = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
+    structured = result.structured_content
+    schema = getattr(found, "output_schema", None) or {}
+    wrapped = bool(schema.get("x-fastmcp-wrap-result")) and structured is not None
+    return {
+        "content": content,
+        "structured_content": structured,
+        "meta": result.meta,
+        "data": structured["result"] if wrapped and structured is not None else structured,
+        "is_error": False,
+    }
+
+
+def _unknown(name: str) -> ToolError:
+    return ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message=f"Unknown tool: {name!r}")
+
+
+def _timed_out(name: str, limit: float) -> ToolError:
+    return ToolError(error_type=ToolErrorType.TIMEOUT, message=f"Tool {name!r} timed out after {limit:g} seconds")
+
+
+def _failure(name: str, error: Exception) -> ToolError:
+    if isinstance(error, NotFoundError):
+        return ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message=str(error))
+    if isinstance(error, ArgumentError) or (isinstance(error, ValidationError) and error.title.startswith("call[")):
+        return ToolError(error_type=ToolErrorType.INVALID_ARGS, message=str(error))
+    if isinstance(error, EnvHiveError):
+        return ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=str(error))
+    said = str(error) or type(error).__name__
+    message = said if said.startswith("Error calling tool") else f"Error calling tool {name!r}: {said}"
+    return ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)
+
+
+_TOOL_FIELDS: Final = ("title", "inputSchema", "outputSchema", "icons", "annotations", "execution")
+
+
+def _description(found: Any) -> dict[str, Any]:
+    described = found.to_mcp_tool(title=found.title).model_dump(mode="json", by_alias=True, exclude_none=True)
+    fields = {name: described.get(name) for name in _TOOL_FIELDS}
+    return {"name": found.name, "description": found.description, **fields, "meta": described.get("_meta")}
+
+
+async def _ask_server(server: FastMCP, what: str, *args: Any) -> Any:
+    try:
+        async with Context(server):
+            return await _SERVER_METHODS[what](server, *args)
+    except NotFoundError as error:
+        raise LookupError(str(error)) from error
+
+
+async def _list_resources(server: FastMCP) -> list[dict[str, Any]]:
+    return [_dump(each.to_mcp_resource()) for each in await server.list_resources()]
+
+
+async def _list_templates(server: FastMCP) -> list[dict[str, Any]]:
+    return [_dump(each.to_mcp_template()) for each in await server.list_resource_templates()]
+
+
+async def _read_resource(server: FastMCP, uri: str) -> dict[str, Any]:
+    dumped = _dump((await server.read_resource(uri)).to_mcp_result(uri))
+    return {name: dumped[name] for name in ("contents", "_meta") if name in dumped}
+
+
+async def _list_prompts(server: FastMCP) -> list[dict[str, Any]]:
+    return [_dump(each.to_mcp_prompt()) for each in await server.list_prompts()]
+
+
+async def _get_prompt(server: FastMCP, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    dumped = _dump((await server.render_prompt(name, arguments)).to_mcp_prompt_result())
+    return {name: dumped[name] for name in ("description", "messages", "_meta") if name in dumped}
+
+
+def _dump(model: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return dumped
+
+
+_SERVER_METHODS: Final[dict[str, Callable[..., Coroutine[Any, Any, Any]]]] = {
+    "resources": _list_resources,
+    "templates": _list_templates,
+    "resource": _read_resource,
+    "prompts": _list_prompts,
+    "prompt": _get_prompt,
+}
