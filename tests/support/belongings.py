@@ -18,12 +18,12 @@ from tests.support.wild import is_alive
 MEGABYTE: Final = 1024 * 1024
 
 MEMORY_TOLERANCE: Final = 12 * MEGABYTE
-"""Growth that is no leak: the allocator keeps pages for the threads there once were, and Python its free lists. Up to 3 MB
-a process were seen; 300 sessions that keep their 50 kB would exceed it."""
+"""Growth that is no leak: the allocator keeps pages for the threads there once were, and Python its free lists.
+Up to 3 MB a process were seen; 300 sessions that keep their 50 kB would exceed it."""
 
 TOLERANCE: Final = 4
-"""Threads and descriptors: the default executor starts threads as it is asked to, and keeps them; workers keep the channels
-to one another."""
+"""Threads and descriptors: the default executor starts threads as it is asked to, and keeps them; workers keep the
+channels to one another."""
 
 POOL: Final = 64
 """Threads that close environments which have none of their own: started as they are needed, and kept."""

@@ -6,7 +6,7 @@ import base64
 import os
 import socket
 import struct
-from typing import Final
+from typing import Final, Self
 
 TEXT: Final = 0x1
 CLOSE: Final = 0x8
@@ -79,7 +79,7 @@ class Frames:
     def __init__(self, sock: socket.socket) -> None:
         self._file = sock.makefile("rb")
 
-    def __enter__(self) -> Frames:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
