@@ -89,20 +89,30 @@ def nothing_left_behind(server: ServerProcess, what: str, *, within: float = 30,
 
     `tolerances` allow for more of something, by its name in `Belongings`.
     """
-    eventually(lambda: server.health()["active_sessions"] == 0, within)
+    eventually(lambda: _is_empty(server), within)
     before, tally = Belongings.of(server), Tally()
     yield tally
     after: list[Belongings] = []
 
     def is_as_before() -> bool:
+        if not _is_empty(server):
+            return False
         after[:] = [Belongings.of(server)]
         return not after[0].excess_over(before, **tolerances)
 
     try:
         eventually(is_as_before, within)
     except AssertionError:
+        assert after, f"after {what} the server is not empty"
         raise AssertionError(f"left behind after {what}: {after[0].excess_over(before, **tolerances)}") from None
     print(row(what, before, after[0], tally))
+
+
+def _is_empty(server: ServerProcess) -> bool:
+    try:
+        return server.health()["active_sessions"] == 0
+    except OSError:  # it has no descriptor for the question yet
+        return False
 
 
 def row(what: str, before: Belongings, after: Belongings, tally: Tally) -> str:
