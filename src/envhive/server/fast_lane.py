@@ -54,6 +54,7 @@ _DATA: Final = (_TEXT, _BINARY, _CONTINUATION)
 
 _READ_BUFFER: Final = 1024
 """Bytes for a start; picows gives a connection more when a message does not fit."""
+_LARGEST_READ: Final = 64 * 1024
 _LINGER_S: Final = 5.0
 """How long a closed connection waits for the peer's own close before it is cut."""
 _LONGEST_DELAY_S: Final = 0.001
@@ -301,8 +302,11 @@ class FastConnection(WSListener):
                 return
             turn = self._turn
             turn.received.append((session, text))
-            if len(turn.received) == 1:
+            waiting = len(turn.received)
+            if waiting == 1:
                 turn.begin()
+            elif waiting >= INBOX_LIMIT and not frame.last_in_buffer:
+                turn.handle()  # a flood: the session stops reading now, not when all that has arrived is read
         else:
             self._turn.handle()  # which came before it
             if kind is _CLOSE:
@@ -513,6 +517,15 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
             None,  # extra headers, for clients
             _READ_BUFFER,
         )
+
+    def get_buffer(self, size_hint: int) -> memoryview:
+        """Room for the next read, but not for all that a peer may have sent ahead.
+
+        picows doubles a buffer that a read fills, and never halves it: a peer that sent and did not read came to hold
+        10 MB. This costs 0.3 µs a read.
+        """
+        room: memoryview = super().get_buffer(size_hint)
+        return room if len(room) <= _LARGEST_READ else room[:_LARGEST_READ]
 
     def feed(self, data: bytes) -> None:
         """Bytes that were read before this protocol had the transport."""
