@@ -31,6 +31,8 @@ pytestmark = pytest.mark.integration
 
 ROOT: Final = Path(__file__).parents[2]
 CLIENTS: Final = 8
+ANY_FAILURE: Final = (ConnectionLostError, ConnectError, SessionError, EnvironmentCrashedError)
+"""What a client may see when processes are killed: all of them say that it was not its own step's doing."""
 
 
 async def play(
