@@ -35,6 +35,9 @@ NURSERIES: Final = 100
 MEMORY: Final = 60 * 1024 * 1024
 """Over five processes: two workers, two nurseries, one supervisor."""
 
+UNDISTURBED_S: Final = 5.0
+"""At the end: a lost nursery is replaced when a session needs it."""
+
 Fault = Callable[[ServerProcess, random.Random], None]
 
 
@@ -153,6 +156,7 @@ def soak(server: ServerProcess, minutes: float, seed: int) -> int:
         if time.monotonic() - shown > 5:
             shown = time.monotonic()
             print(f"{max(0, deadline - shown):5.0f} s left; {dict(done)}; requests: {players.tally}", flush=True)
+    time.sleep(UNDISTURBED_S)
     players.stop()
     after = settled(server, processes)
     print("\n| what | threads | processes | descriptors | memory, MB | requests |\n|---|---|---|---|---|---|")
