@@ -277,9 +277,19 @@ class Hive:
             self._lags.append(lag)
             self.metrics.lag.observe(lag)
             try:
+                if lag > self._tick:
+                    self._excuse(lag)
                 self.sweep()
             except Exception:  # without the sweeper places would be lost for ever, so it goes on
                 logger.exception("A sweep failed")
+
+    def _excuse(self, seconds: float) -> None:
+        """This process was stopped, or starved: nobody could be heard, so nobody is blamed for that time."""
+        logger.info("The server was not running for %.1f s; silence in that time does not count", seconds)
+        now = self._clock()
+        self.heartbeat.excuse(now)
+        for session in self.sessions.values():
+            session.excuse(seconds, now)
 
     def sweep(self) -> None:
         """Expire the sessions that were idle too long, and ask silent peers whether they are there."""

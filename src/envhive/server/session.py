@@ -198,7 +198,7 @@ class Session:
         """When the last request ended, or the running one began."""
         self.ended_because = "closed"
         """Why it is over, in a word, once it is."""
-        self._created_at = time.time()
+        self._created_at = self.last_active
         self._clock = clock
         self._production = mode is ServerMode.PRODUCTION
         self._extended = extended
@@ -292,6 +292,12 @@ class Session:
         """Tell a client of layer 2 which session it has."""
         if self._extended is not None and self._outlet is not None:
             self._outlet.send(self._extended.hello(self.id, limits, resumed=False))
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """The server was not running for so long: that is no idleness, and does not count for the lease."""
+        self.last_active = min(now, self.last_active + seconds)
+        if self._extended is not None and self._extended.detached_at is not None:
+            self._extended.detached_at = min(now, self._extended.detached_at + seconds)
 
     def lapse(self, now: float) -> None:
         """End if the client has been away for too long."""
@@ -447,18 +453,22 @@ class Session:
     def info(self) -> SessionInfo:
         return SessionInfo(
             session_id=self.id,
-            created_at=self._created_at,
-            last_activity_at=time.time() - max(0.0, self._clock() - self.last_active),
+            created_at=self._time_of(self._created_at),
+            last_activity_at=self._time_of(self.last_active),
             step_count=self.steps,
             environment_type=self._runner.env_name,
         )
+
+    def _time_of(self, moment: float) -> float:
+        """A moment of this session's clock by the wall's, which may be set: it is shown, and nothing depends on it."""
+        return time.time() - max(0.0, self._clock() - moment)
 
     def summary(self, now: float) -> dict[str, Any]:
         """What to show of it in a list of sessions."""
         return {
             "session_id": self.id,
             "owner": None if self.owner is None else self.owner.name,
-            "age_s": round(max(0.0, time.time() - self._created_at), 1),
+            "age_s": round(max(0.0, now - self._created_at), 1),
             "idle_s": 0.0 if self.busy_with else round(max(0.0, now - self.last_active), 1),
             "busy_s": round(max(0.0, now - self.last_active), 1) if self.busy_with else 0.0,
             "steps": self.steps,
