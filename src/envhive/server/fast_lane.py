@@ -132,6 +132,7 @@ class FastConnection(WSListener):
     """One WebSocket connection on picows: the outlet of its session."""
 
     __slots__ = (
+        "_adopting",
         "_close_received",
         "_connections",
         "_early",
@@ -162,7 +163,8 @@ class FastConnection(WSListener):
         self._hive = hive
         self.owner = owner
         self._layer = upgrade.layer
-        self._resuming = upgrade.session
+        self._resuming = upgrade.session if upgrade.layer == 2 else None
+        self._adopting = upgrade.session if upgrade.layer == 1 else None
         self._turn = Turn.of(asyncio.get_running_loop())
         self._reserved = reserved
         self._session: Session | None = None
@@ -218,6 +220,9 @@ class FastConnection(WSListener):
         if self._resuming is not None:
             self._set_timer(RESUMPTION_S, self.close, POLICY_VIOLATION, "no resume came")
             return
+        if self._adopting is not None:
+            self._adopt(self._adopting)
+            return
         try:
             self._enter(reserved=self._reserved)
         except SessionCapacityError as error:
@@ -228,6 +233,16 @@ class FastConnection(WSListener):
                 self._ticket = self._hive.line.join(self)
         except EnvHiveError as error:
             self.refuse(error, TRY_AGAIN_LATER, asked=False)
+
+    def _adopt(self, session_id: str) -> None:
+        """Use a session that was made over HTTP."""
+        if self._hive.belongs_elsewhere(session_id):
+            self.abort("it could not be handed to the worker that has the session")
+            return
+        try:
+            self._session = self._hive.adopt(session_id, self, self.owner)
+        except EnvHiveError as error:
+            self.refuse(error, NORMAL_CLOSURE, asked=False)
 
     def _enter(self, *, reserved: bool) -> None:
         session = self._hive.admit(self, owner=self.owner, reserved=reserved, layer=self._layer)
@@ -378,7 +393,7 @@ class FastConnection(WSListener):
             self._hang_up()
         elif self._session is None:
             self.close(NORMAL_CLOSURE, "")
-        elif self._layer == 2 and frame.get_close_code() is not WSCloseCode.OK:
+        elif self._session.outlives_connections or (self._layer == 2 and frame.get_close_code() is not WSCloseCode.OK):
             # Not the client's own wish: a proxy on the way ends the connection. The session waits for its client.
             session, self._session = self._session, None
             session.detach()

@@ -21,6 +21,7 @@ from envhive.errors import (
     EnvHiveError,
     QuotaExceededError,
     SessionCapacityError,
+    SessionError,
     SessionNotFoundError,
 )
 from envhive.server.admission import Line
@@ -186,6 +187,15 @@ class Hive:
             self.metrics.refusals["session_not_found"] += 1
             raise
         self.metrics.resumes += 1
+        return session
+
+    def adopt(self, session_id: str, outlet: Outlet, owner: Owner | None) -> Session:
+        """A session that was made over HTTP, for a connection that names it; raises if there is none."""
+        try:
+            session = self.http.find(session_id, owner).session
+        except SessionNotFoundError:
+            raise SessionError(f"Unknown session_id: {session_id}") from None
+        session.adopt(outlet)
         return session
 
     @asynccontextmanager

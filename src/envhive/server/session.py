@@ -171,6 +171,7 @@ class Session:
         "ended_because",
         "id",
         "last_active",
+        "outlives_connections",
         "owner",
         "steps",
     )
@@ -196,6 +197,7 @@ class Session:
         self.busy_with = "opening"
         self.last_active = clock()
         """When the last request ended, or the running one began."""
+        self.outlives_connections = False
         self.ended_because = "closed"
         """Why it is over, in a word, once it is."""
         self._created_at = self.last_active
@@ -261,9 +263,20 @@ class Session:
         self._held = False
         self._pump()
 
+    def adopt(self, outlet: Outlet) -> None:
+        """Let a connection use a session that is found by its id, and goes on when the connection is gone."""
+        if self._outlet is not None or self._phase in _OVER:
+            raise SessionError("The session is over, or another WebSocket is attached to it")
+        self._outlet, self.outlives_connections = outlet, True
+        self._held = self._reading_paused = False
+
     def detach(self) -> None:
-        """The connection is gone. A session with a lease waits for its client; any other ends."""
+        """The connection is gone. A session with a lease waits for its client; any other ends, if it was only this."""
         self._outlet = None
+        if self.outlives_connections:
+            self._held = self._reading_paused = False
+            self._pump()
+            return
         extended = self._extended
         if extended is None or not extended.lease_s or self._phase in _OVER:
             self.end()
@@ -567,6 +580,8 @@ class Session:
                 self._begin(kind, lambda: self._runner.state(self._answered), None)
             elif kind == "mcp":
                 self._begin_call(decode_object(message.data), timeout_s)
+            elif self.outlives_connections and self._outlet is not None:
+                self._outlet.close(NORMAL_CLOSURE, "")
             else:
                 self.end()
         except (RequestError, SessionError) as error:
