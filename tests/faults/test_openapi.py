@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -54,7 +56,15 @@ def test_every_answer_is_one_that_the_document_names(server: ServerProcess) -> N
                 ask_at_random(operation, tally.counts)
             except BaseExceptionGroup as failure:  # all endpoints are asked, and then all that is wrong is told
                 failures.append(f"{operation.label}: {failure}")
+        end_all_sessions(server)  # that nobody came back to; they would wait for a while
     assert not failures, "\n\n".join(failures)
+
+
+def end_all_sessions(server: ServerProcess) -> None:
+    with urllib.request.urlopen(f"{server.url}/sessions", timeout=10) as answer:
+        for session in json.load(answer):
+            url = f"{server.url}/sessions/{session['session_id']}"
+            urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=10).close()
 
 
 def ask_at_random(operation: Any, counts: Any) -> None:
