@@ -78,7 +78,7 @@ class HttpSessions:
 
     def add(self, session: Session) -> bool:
         """Let a session live on without a connection; False if others wait for its place."""
-        if self._places.anyone_waits():
+        if self._places.anyone_waits() or session.is_over:
             return False
         self._guests[session.id] = self._on_offer[session.id] = Guest(session, on_offer=True)
         self._places.offer(session.owner)
@@ -86,6 +86,8 @@ class HttpSessions:
 
     def keep(self, session: Session, conversation: Any = None) -> None:
         """Let a session live on that somebody has asked for by name: it is not on offer."""
+        if session.is_over:
+            raise SessionNotFoundError("The session has ended before it could be used")
         self._guests[session.id] = Guest(session, on_offer=False, conversation=conversation)
 
     def find(self, session_id: str, owner: Owner | None) -> Guest:

@@ -403,6 +403,10 @@ class Session:
         await self._ask("opening", lambda: self._answered(b"", None))
 
     @property
+    def is_over(self) -> bool:
+        return self._phase in _OVER
+
+    @property
     def is_attached(self) -> bool:
         """Whether a connection holds it."""
         return self._outlet is not None
