@@ -13,9 +13,8 @@ import envhive
 
 ROOT = Path(envhive.__file__).parent
 ORDER = [
-    *("errors", "types", "environment", "tools", "toolbox", "mcp_environment"),
-    *("inspection", "samples", "wire", "checks"),
-    *("client", "envs", "server", "bench", "cli"),
+    *("errors", "types", "tools", "environment", "toolbox", "mcp_environment", "inspection", "samples", "wire"),
+    *("checks", "client", "envs", "server", "bench", "cli"),
 ]
 
 

@@ -305,7 +305,8 @@ def _finished(found: Any, result: ToolResult) -> Outcome:
     if result.is_error:
         text = "".join(getattr(block, "text", "") for block in result.content)
         return ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=text or "The tool failed")
-    content = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
+    dumped = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
+    content = [{**block, "annotations": block.get("annotations"), "meta": block.pop("_meta", None)} for block in dumped]
     structured = result.structured_content
     schema = getattr(found, "output_schema", None) or {}
     wrapped = bool(schema.get("x-fastmcp-wrap-result")) and structured is not None

@@ -76,3 +76,17 @@ def test_a_forgotten_peer_is_left_alone() -> None:
     heartbeat.beat(100)
     heartbeat.beat(200)
     assert (peer.pings, peer.aborted, len(heartbeat)) == (0, None, 0)
+
+
+def test_a_peer_is_not_blamed_for_the_time_in_which_the_server_was_not_running() -> None:
+    heartbeat, peer = Heartbeat(20, 10), Peer()
+    heartbeat.watch(peer)
+    for now in range(25):
+        heartbeat.beat(now)
+    assert peer.pings == 1
+    heartbeat.excuse(500)  # its pong may wait to be read
+    heartbeat.beat(500)
+    heartbeat.beat(509)
+    assert peer.aborted is None
+    heartbeat.beat(510)
+    assert peer.aborted is not None

@@ -63,7 +63,8 @@ def test_a_bad_action_is_422_with_pydantics_list_and_costs_no_environment(
 
 def test_a_step_that_raises_is_500_with_its_message_and_no_traceback(http: TestClient) -> None:
     reply = http.post("/step", json={"action": {"do": "raise"}})
-    assert (reply.status_code, reply.json()) == (500, {"detail": "the floor gave way", "code": "EXECUTION_ERROR"})
+    told = {"code": "EXECUTION_ERROR", "outcome": "env_error", "retryable": False}
+    assert (reply.status_code, reply.json()) == (500, {"detail": "the floor gave way", **told})
 
 
 def test_the_environment_runs_on_a_thread_of_its_own_for_http_too(http: TestClient, env: type[Counting]) -> None:

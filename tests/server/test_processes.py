@@ -422,19 +422,49 @@ def test_an_app_made_on_another_thread_works_too() -> None:
     run(made[0], open_one)
 
 
-def test_without_its_nursery_the_server_says_so_and_hangs_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_nursery_costs_the_episodes_of_its_children_and_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(hive: Hive) -> None:
-        session, pid = await opened(hive)
-        assert hive._nursery is not None
-        os.kill(hive._nursery.pid, signal.SIGKILL)
-        with pytest.raises(SessionError, match="Restart the server"):  # which is no fault of the environment's
-            await do_for_ever(session)
-        with pytest.raises(SessionError):
-            await session.ask_reset({})
-        await until(lambda: not is_alive(pid))
+        nursery = hive._nursery
+        assert nursery is not None
+        for _ in range(3):
+            session, pid = await opened(hive)
+            killed = nursery.pid
+            os.kill(killed, signal.SIGKILL)
+            with pytest.raises(SessionError, match="was lost"):  # which is no fault of the environment's
+                await do_for_ever(session)
+            await until(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
+            assert json.loads(await session.ask_reset({"seed": 4}))["observation"]["total"] == 4
+            assert (await do(session, by=2))["total"] == 6
+            assert nursery.pid != killed
+            assert descendants(nursery.pid) != []
+            await end(session)
+            assert descendants(nursery.pid) == []
         assert "is gone" in caplog.text
 
     run(hive_for(Wild), scenario)
+
+
+def test_where_no_nursery_can_be_started_the_server_says_so_and_the_next_session_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(hive: Hive) -> None:
+        nursery = hive._nursery
+        assert nursery is not None
+        session, _ = await opened(hive)
+        os.kill(nursery.pid, signal.SIGKILL)
+        with pytest.raises(SessionError, match="was lost"):
+            await do_for_ever(session)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fork", _no_fork)
+            with pytest.raises(SessionError, match="no other could be started"):
+                await session.ask_reset({})
+        assert json.loads(await session.ask_reset({"seed": 4}))["observation"]["total"] == 4
+
+    run(hive_for(Wild), scenario)
+
+
+def _no_fork() -> int:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
 # Ends.

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,23 @@ class ServerProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def health(self) -> dict[str, Any]:
-        """What /health says, asked from where the server is."""
-        script = f"import urllib.request as u; print(u.urlopen('{self.url}/health', timeout=5).read().decode())"
-        done = subprocess.run([*self._prefix, sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        report: dict[str, Any] = json.loads(done.stdout)
+        """What /health says."""
+        report: dict[str, Any] = self.get("/health")
         return report
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """What /sessions says."""
+        listed: list[dict[str, Any]] = self.get("/sessions")
+        return listed
+
+    def get(self, path: str) -> Any:
+        """What a path answers, asked from where the server is."""
+        if not self._prefix:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
+                return json.load(answer)
+        script = f"import urllib.request as u; print(u.urlopen('{self.url}{path}', timeout=5).read().decode())"
+        done = subprocess.run([*self._prefix, sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
 
     def wait_until_healthy(self) -> None:
         deadline = time.monotonic() + 30
@@ -77,17 +89,25 @@ def envhive_serve(
     prefix: Sequence[str] = (),
     environ: dict[str, str] | None = None,
     stderr: Any = subprocess.PIPE,
+    log: Path | None = None,
+    most_files: int | None = None,
 ) -> Iterator[ServerProcess]:
-    """`envhive serve ARGUMENTS` on a free port, up and healthy; stopped when the block ends."""
+    """`envhive serve ARGUMENTS` on a free port, up and healthy; stopped when the block ends.
+
+    What it says goes to pipes that are read at its end, or to `log`: a pipe holds 64 kB, and then blocks the server.
+    """
     port = free_port()
-    process = subprocess.Popen(
-        [*prefix, ENVHIVE, "serve", *arguments, "--host", host, "--port", str(port)],
-        cwd=cwd,
-        env=plain_environ(**(environ or {})),
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-    )
+    limits = [] if most_files is None else ["prlimit", f"--nofile={most_files}:{most_files}"]
+    with ExitStack() as stack:
+        output = subprocess.PIPE if log is None else stack.enter_context(log.open("a"))
+        process = subprocess.Popen(
+            [*prefix, *limits, ENVHIVE, "serve", *arguments, "--host", host, "--port", str(port)],
+            cwd=cwd,
+            env=plain_environ(**(environ or {})),
+            stdout=output,
+            stderr=output if log is not None else stderr,
+            text=True,
+        )
     server = ServerProcess(process, port, prefix)
     try:
         server.wait_until_healthy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import logging
@@ -202,12 +203,13 @@ def _announce(about: dict[str, Any], config: ServerConfig) -> None:
     host = "localhost" if config.host in ("0.0.0.0", "::", "127.0.0.1") else config.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
     workers = f", {config.workers} workers" if config.workers > 1 else ""
-    click.echo(f"EnvHive serves {about['name']} at {url}{workers}")
-    if "limit" in about:
-        click.echo(f"  {about['limit']}")
-    click.echo(f"  API documentation: {url}/docs    health: {url}/health    press Ctrl-C to stop")
-    click.echo("\nTry it from another terminal, with Python:\n\n" + _snippet(url, about.get("action"), config))
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # a disk that is full, or a pipe that nobody reads, is no reason not to serve
+        click.echo(f"EnvHive serves {about['name']} at {url}{workers}")
+        if "limit" in about:
+            click.echo(f"  {about['limit']}")
+        click.echo(f"  API documentation: {url}/docs    health: {url}/health    press Ctrl-C to stop")
+        click.echo("\nTry it from another terminal, with Python:\n\n" + _snippet(url, about.get("action"), config))
+        sys.stdout.flush()
 
 
 def _snippet(url: str, action: Any, config: ServerConfig) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from envhive.errors import EnvHiveError, QuotaExceededError, SessionCapacityError, SessionError
+from envhive.errors import EnvHiveError, QuotaExceededError, SessionCapacityError
 from envhive.server.auth import Owner
 from envhive.server.gate import OWNER
 from envhive.server.hive import Hive
@@ -34,13 +34,10 @@ MESSAGE_TOO_BIG: Final = 1009
 
 async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
     """Give a WebSocket connection a session, on the fast lane where the server offers one."""
-    wanted = websocket.query_params.get("session_id")
-    if wanted:
-        await _refuse(websocket, SessionError(f"Unknown session_id: {wanted}"))
-        return
+    made_over_http = websocket.query_params.get("session_id")
     owner = websocket.scope.get(OWNER)
-    layer = 2 if LAYER_2 in websocket.scope.get("subprotocols", ()) else 1
-    session = websocket.query_params.get("session") if layer == 2 else None
+    layer = 2 if LAYER_2 in websocket.scope.get("subprotocols", ()) and not made_over_http else 1
+    session = websocket.query_params.get("session") if layer == 2 else made_over_http or None
     offer = (websocket.scope.get("extensions") or {}).get(TAKE_OVER)
     subprotocol = LAYER_2 if layer == 2 else None
     if offer is not None and offer.receive == websocket._receive:
@@ -51,30 +48,23 @@ async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
         await AsgiConnection(websocket, hive, owner, layer, session).run()
 
 
-async def _refuse(websocket: WebSocket, error: EnvHiveError) -> None:
-    """Accept, say why not, and close: the frame reaches the client, which a refused upgrade's body would not."""
-    await websocket.accept()
-    connection = AsgiConnection(websocket, None)
-    connection.refuse(error, NORMAL_CLOSURE, asked=False)
-    await connection.run()
-
-
 class AsgiConnection:
     """One accepted ASGI WebSocket: the outlet of its session. `run` lasts as long as the connection."""
 
     def __init__(
         self,
         websocket: WebSocket,
-        hive: Hive | None,
-        owner: Owner | None = None,
-        layer: int = 1,
-        resuming: str | None = None,
+        hive: Hive,
+        owner: Owner | None,
+        layer: int,
+        wanted: str | None,
     ) -> None:
         self._websocket = websocket
         self._hive = hive
         self.owner = owner
         self._layer = layer
-        self._resuming = resuming
+        self._resuming = wanted if layer == 2 else None
+        self._adopting = wanted if layer == 1 else None
         self._session: Session | None = None
         self._ticket: int | None = None
         self._early: list[str | bytes] = []
@@ -87,23 +77,35 @@ class AsgiConnection:
         """Carry frames both ways until either side is done."""
         if self._resuming is not None:
             asyncio.get_running_loop().call_later(RESUMPTION_S, self._hurry)
-        elif self._hive is not None:
-            self._enter(self._hive)
+        elif self._adopting is not None:
+            self._adopt(self._adopting)
+        else:
+            self._enter()
         try:
             async with anyio.create_task_group() as both:
                 both.start_soon(self._read, both.cancel_scope)
                 await self._write()
                 both.cancel_scope.cancel()
         finally:
-            if self._ticket is not None and self._hive is not None and self._hive.line is not None:
+            if self._ticket is not None and self._hive.line is not None:
                 self._hive.line.leave(self._ticket)
             if self._session is not None:
                 self._session.detach()
-            if self._session is not None and self._layer == 1:
+            if self._session is not None and self._layer == 1 and not self._session.outlives_connections:
                 with anyio.move_on_after(CLOSING_S, shield=True):
                     await self._session.wait_closed()  # the event loop may be a test client's, and end with us
 
-    def _enter(self, hive: Hive) -> None:
+    def _adopt(self, session_id: str) -> None:
+        if self._hive.belongs_elsewhere(session_id):
+            self.close(TRY_AGAIN_LATER, "another worker has this session")
+            return
+        try:
+            self._session = self._hive.adopt(session_id, self, self.owner)
+        except EnvHiveError as error:
+            self.refuse(error, NORMAL_CLOSURE, asked=False)
+
+    def _enter(self) -> None:
+        hive = self._hive
         try:
             self._session = hive.admit(self, owner=self.owner, layer=self._layer)
         except SessionCapacityError as error:
@@ -117,7 +119,6 @@ class AsgiConnection:
     # While it waits for a place.
 
     def admitted(self) -> None:
-        assert self._hive is not None
         self._ticket = None
         try:
             self._session = self._hive.admit(self, owner=self.owner, reserved=True, layer=self._layer)
@@ -140,8 +141,9 @@ class AsgiConnection:
         while True:
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
-                if self._session is not None and message.get("code") == NORMAL_CLOSURE:
-                    self._session.end()  # the client's own wish
+                goodbye = message.get("code") == NORMAL_CLOSURE  # the client's own wish
+                if self._session is not None and goodbye and not self._session.outlives_connections:
+                    self._session.end()
                 both.cancel()
                 return
             frame = message.get("text")
@@ -154,7 +156,7 @@ class AsgiConnection:
                     self.close(POLICY_VIOLATION, "too many requests before there is a session")
             elif self._refusal is not None:
                 self.close(*self._refusal)  # it has asked, and will now read why it was refused
-            elif self._hive is not None and len(frame) > self._hive.config.max_message_size:
+            elif len(frame) > self._hive.config.max_message_size:
                 self.close(MESSAGE_TOO_BIG, "message too big")
                 self._session, session = None, self._session
                 if session is not None:
@@ -172,7 +174,6 @@ class AsgiConnection:
 
     def _resume(self, session_id: str, frame: str | bytes) -> None:
         """The first frame of a client that comes back."""
-        assert self._hive is not None
         self._resuming = None
         if self._hive.belongs_elsewhere(session_id):
             self.close(TRY_AGAIN_LATER, "another worker has this session")

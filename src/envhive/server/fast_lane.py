@@ -54,6 +54,7 @@ _DATA: Final = (_TEXT, _BINARY, _CONTINUATION)
 
 _READ_BUFFER: Final = 1024
 """Bytes for a start; picows gives a connection more when a message does not fit."""
+_LARGEST_READ: Final = 64 * 1024
 _LINGER_S: Final = 5.0
 """How long a closed connection waits for the peer's own close before it is cut."""
 _LONGEST_DELAY_S: Final = 0.001
@@ -131,6 +132,7 @@ class FastConnection(WSListener):
     """One WebSocket connection on picows: the outlet of its session."""
 
     __slots__ = (
+        "_adopting",
         "_close_received",
         "_connections",
         "_early",
@@ -161,7 +163,8 @@ class FastConnection(WSListener):
         self._hive = hive
         self.owner = owner
         self._layer = upgrade.layer
-        self._resuming = upgrade.session
+        self._resuming = upgrade.session if upgrade.layer == 2 else None
+        self._adopting = upgrade.session if upgrade.layer == 1 else None
         self._turn = Turn.of(asyncio.get_running_loop())
         self._reserved = reserved
         self._session: Session | None = None
@@ -217,6 +220,9 @@ class FastConnection(WSListener):
         if self._resuming is not None:
             self._set_timer(RESUMPTION_S, self.close, POLICY_VIOLATION, "no resume came")
             return
+        if self._adopting is not None:
+            self._adopt(self._adopting)
+            return
         try:
             self._enter(reserved=self._reserved)
         except SessionCapacityError as error:
@@ -227,6 +233,16 @@ class FastConnection(WSListener):
                 self._ticket = self._hive.line.join(self)
         except EnvHiveError as error:
             self.refuse(error, TRY_AGAIN_LATER, asked=False)
+
+    def _adopt(self, session_id: str) -> None:
+        """Use a session that was made over HTTP."""
+        if self._hive.belongs_elsewhere(session_id):
+            self.abort("it could not be handed to the worker that has the session")
+            return
+        try:
+            self._session = self._hive.adopt(session_id, self, self.owner)
+        except EnvHiveError as error:
+            self.refuse(error, NORMAL_CLOSURE, asked=False)
 
     def _enter(self, *, reserved: bool) -> None:
         session = self._hive.admit(self, owner=self.owner, reserved=reserved, layer=self._layer)
@@ -301,8 +317,12 @@ class FastConnection(WSListener):
                 return
             turn = self._turn
             turn.received.append((session, text))
-            if len(turn.received) == 1:
+            waiting = len(turn.received)
+            if waiting == 1:
                 turn.begin()
+            elif waiting >= INBOX_LIMIT and not frame.last_in_buffer:
+                turn.handle()  # a flood: the session stops reading now, not when all that has arrived is read
+                self._read_less()
         else:
             self._turn.handle()  # which came before it
             if kind is _CLOSE:
@@ -373,7 +393,7 @@ class FastConnection(WSListener):
             self._hang_up()
         elif self._session is None:
             self.close(NORMAL_CLOSURE, "")
-        elif self._layer == 2 and frame.get_close_code() is not WSCloseCode.OK:
+        elif self._session.outlives_connections or (self._layer == 2 and frame.get_close_code() is not WSCloseCode.OK):
             # Not the client's own wish: a proxy on the way ends the connection. The session waits for its client.
             session, self._session = self._session, None
             session.detach()
@@ -442,6 +462,12 @@ class FastConnection(WSListener):
         if self._transport is not None and not self._transport.is_closing():
             self._listening = True
             self._transport.resume_reading()
+
+    def _read_less(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            protocol = self._transport.get_protocol()
+            if isinstance(protocol, _Protocol):
+                self._transport.set_protocol(_ReadingLess(protocol))
 
     def ping(self) -> None:
         if self._ws is not None:
@@ -522,6 +548,23 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
             buffer[:taken] = data[:taken]
             self.buffer_updated(taken)
             data = data[taken:]
+
+
+class _ReadingLess(asyncio.BufferedProtocol):
+    """Before a protocol whose peer sends more than is handled: it is given no more than so much at once.
+
+    picows doubles a buffer that a read fills, and never halves it: a peer that sent and did not read came to hold
+    10 MB. Only such a connection pays for this: it would be 0.3 µs a read.
+    """
+
+    def __init__(self, protocol: _Protocol) -> None:
+        self._protocol = protocol
+        for name in ("buffer_updated", "eof_received", "connection_lost", "pause_writing", "resume_writing"):
+            setattr(self, name, getattr(protocol, name))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        room: memoryview = self._protocol.get_buffer(sizehint)
+        return room if len(room) <= _LARGEST_READ else room[:_LARGEST_READ]
 
 
 class _Lingering:

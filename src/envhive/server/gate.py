@@ -132,6 +132,7 @@ def error_response(error: EnvHiveError) -> JSONResponse:
     """An error as an HTTP response: its class knows the status, its data are the body."""
     detail = error.errors if isinstance(error, InvalidMessageError) and error.errors else str(error)
     extra = {name: value for name, value in error_data(error).items() if name not in ("message", "errors")}
+    extra |= {"outcome": error.outcome, "retryable": error.retryable}
     headers = {"WWW-Authenticate": "Bearer"} if error.http_status == UnauthorizedError.http_status else None
     return JSONResponse({"detail": detail, **extra}, status_code=error.http_status, headers=headers)
 

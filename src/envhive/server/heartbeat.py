@@ -42,6 +42,12 @@ class Heartbeat:
     def forget(self, peer: Peer) -> None:
         self._peers.discard(peer)
 
+    def excuse(self, now: float) -> None:
+        """The server was not running for a while: what peers answered meanwhile has not been read yet."""
+        for peer in self._peers:
+            if peer.pinged_at:
+                peer.pinged_at = now
+
     def beat(self, now: float) -> None:
         for peer in list(self._peers):
             if peer.heard or peer.excused:

@@ -21,6 +21,7 @@ from envhive.errors import (
     EnvHiveError,
     QuotaExceededError,
     SessionCapacityError,
+    SessionError,
     SessionNotFoundError,
 )
 from envhive.server.admission import Line
@@ -188,6 +189,15 @@ class Hive:
         self.metrics.resumes += 1
         return session
 
+    def adopt(self, session_id: str, outlet: Outlet, owner: Owner | None) -> Session:
+        """A session that was made over HTTP, for a connection that names it; raises if there is none."""
+        try:
+            session = self.http.find(session_id, owner).session
+        except SessionNotFoundError:
+            raise SessionError(f"Unknown session_id: {session_id}") from None
+        session.adopt(outlet)
+        return session
+
     @asynccontextmanager
     async def visit(self, owner: Owner | None) -> AsyncIterator[Session]:
         """A session for the length of one HTTP request; its place is free again when this ends."""
@@ -277,9 +287,19 @@ class Hive:
             self._lags.append(lag)
             self.metrics.lag.observe(lag)
             try:
+                if lag > self._tick:
+                    self._excuse(lag)
                 self.sweep()
             except Exception:  # without the sweeper places would be lost for ever, so it goes on
                 logger.exception("A sweep failed")
+
+    def _excuse(self, seconds: float) -> None:
+        """This process was stopped, or starved: nobody could be heard, so nobody is blamed for that time."""
+        logger.info("The server was not running for %.1f s; silence in that time does not count", seconds)
+        now = self._clock()
+        self.heartbeat.excuse(now)
+        for session in self.sessions.values():
+            session.excuse(seconds, now)
 
     def sweep(self) -> None:
         """Expire the sessions that were idle too long, and ask silent peers whether they are there."""

@@ -84,6 +84,8 @@ class ErrorResponse(BaseModel):
 
     detail: Any = Field(description="A sentence, or pydantic's list for an invalid action")
     code: str
+    outcome: str = Field(description="Whose fault it was: `invalid`, `env_error`, `timeout` or `infra_error`")
+    retryable: bool = Field(description="Whether trying again may help")
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {

@@ -6,9 +6,11 @@ Without this, whoever connects and sends a byte now and then holds a descriptor 
 from __future__ import annotations
 
 import asyncio
+import sys
 from enum import Enum, auto
 from typing import Any, Final
 
+from httptools import HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from envhive.server.config import ServerConfig
@@ -48,6 +50,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._part = Part.NONE
         self._head_size = 0
+        self._latest = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -66,7 +69,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._await_request()
         elif self._is_answered():
             self._await_request()  # uvicorn's keep-alive time is over with the first byte, whatever it is
+        self._latest = data
         super().data_received(data)
+        self._latest = b""
         if self._part is Part.HEAD:
             self._head_size += len(data)
             if self._head_is_too_large():
@@ -92,7 +97,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self._stop_waiting()
+        upgrade = sys.exception()  # the parser's, which tells where the head ended
         super().handle_websocket_upgrade()
+        early = self._latest[upgrade.args[0] :] if isinstance(upgrade, HttpParserUpgrade) else b""
+        if early and not self.transport.is_closing():
+            # Frames of a client that did not wait for the answer; uvicorn would drop what came together with the head.
+            self.transport.get_protocol().data_received(early)  # type: ignore[attr-defined]
 
     def send_400_response(self, msg: str) -> None:
         if self._head_is_too_large():

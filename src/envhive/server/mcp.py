@@ -209,7 +209,10 @@ class Peer:
         if tools is None and self.about.act is None:
             raise JsonRpcError(INTERNAL_ERROR, _NO_TOOLS)
         listed = [*(tools or []), *([] if self.about.act is None else [self.about.act])]
-        return {"tools": listed if self.version is None else [_without_nulls(each) for each in listed]}
+        if self.version is not None:
+            return {"tools": [_without_nulls(each) for each in listed]}
+        # OpenEnv's client takes a tool without a description for a reason to show none at all.
+        return {"tools": [{**each, "description": each["description"] or ""} for each in listed]}
 
     def _call_tool(self, params: dict[str, Any], notify: Notify | None) -> Plan:
         name, arguments = params.get("name"), params.get("arguments")
@@ -234,9 +237,9 @@ class Peer:
             return self._no_result(outcome)
         result: dict[str, Any] = outcome
         if self.version is None:
-            blocks = [{**b, "annotations": b.get("annotations"), "meta": b.get("_meta")} for b in result["content"]]
-            return {**result, "content": blocks}
-        answer = {"content": result["content"], "isError": bool(result.get("is_error"))}
+            return result
+        blocks = [_without_nulls(block) for block in result["content"]]
+        answer = {"content": blocks, "isError": bool(result.get("is_error"))}
         if result.get("structured_content") is not None:
             answer["structuredContent"] = result["structured_content"]
         if result.get("meta") is not None:
@@ -382,6 +385,7 @@ def _check_cursor(params: dict[str, Any]) -> None:
         raise JsonRpcError(INVALID_PARAMS, "Unknown cursor: all there is comes in one page")
 
 
-def _without_nulls(tool: dict[str, Any]) -> dict[str, Any]:
-    described = {name: value for name, value in tool.items() if value is not None and name != "meta"}
-    return described | ({} if tool.get("meta") is None else {"_meta": tool["meta"]})
+def _without_nulls(described: dict[str, Any]) -> dict[str, Any]:
+    """A tool or a piece of content as the protocol has it; OpenEnv's form says of all fields that they are missing."""
+    given = {name: value for name, value in described.items() if value is not None and name != "meta"}
+    return given | ({} if described.get("meta") is None else {"_meta": described["meta"]})

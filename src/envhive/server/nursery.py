@@ -92,21 +92,37 @@ class Nursery:
         self._calls = calls
         self._memory_limit = memory_limit
         self._owner = os.getpid()
-        self.link, theirs = socket.socketpair()
         self.numbers = itertools.count(1)
         """A number for each child there ever was."""
+        self._fork()
+
+    def _fork(self) -> None:
+        self.link, theirs = socket.socketpair()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python's own about threads; ours says more
-            self.pid = os.fork()
+            try:
+                self.pid = os.fork()
+            except OSError:
+                self.link.close()
+                theirs.close()
+                raise
         if self.pid == 0:
             self.link.close()
-            _be_for_ever(_Nurse(theirs, calls, memory_limit).run)
+            _be_for_ever(_Nurse(theirs, self._calls, self._memory_limit).run)
         theirs.close()
         self._end = weakref.finalize(self, _end_nursery, self._owner, self.pid, self.link)
 
     def here(self) -> Nursery:
         """This one; in a process forked after it was made, as by servers that load the app first, one of its own."""
         return self if os.getpid() == self._owner else Nursery(self._calls, self._memory_limit)
+
+    def renew(self) -> None:
+        """Fork another in the place of one that was killed; raises `OSError` where that cannot be done just now.
+
+        It has what the server has loaded by now, and holds none of its connections.
+        """
+        self._end()
+        self._fork()
 
     def stop(self) -> None:
         """End it, and with it every process that is left. May be called twice."""

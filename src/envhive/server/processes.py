@@ -34,7 +34,8 @@ CANCEL_PATIENCE_S: Final = 30.0
 Fate = int | str
 """How a process ended: its status, as `waitpid` gives it, or in words why that is not the environment's doing."""
 
-_NO_NURSERY: Final = "The process that environments are forked from is gone. Restart the server."
+_LOST: Final = "The process that environments are forked from was lost, and this one with it. `reset` starts another."
+_NO_NURSERY: Final = "The process that environments are forked from was lost, and no other could be started."
 _LEFT_BEHIND: Final = "The session was left behind."
 
 
@@ -45,13 +46,18 @@ class NurseryLink:
         self.loop = loop
         self.metrics = metrics
         self._nursery = nursery.here()
-        self._link = self._nursery.link
         self._children: dict[int, Child] = {}
         self._outgoing: deque[tuple[bytes, socket.socket | None]] = deque()
         self._incoming = b""
-        self._is_open = True
+        self._is_open = False
+        self._stopped = False
+        self._open()
+
+    def _open(self) -> None:
+        self._link, self._incoming = self._nursery.link, b""
         self._link.setblocking(False)
-        loop.add_reader(self._link, self._read)
+        self.loop.add_reader(self._link, self._read)
+        self._is_open = True
 
     def make_runner(self, session_id: str) -> ProcessRunner:
         return ProcessRunner(self, session_id)
@@ -60,12 +66,26 @@ class NurseryLink:
         """Have a process forked that gets `theirs`. Returns the child's number."""
         number = next(self._nursery.numbers)
         self._children[number] = child
-        if self._is_open:
+        if self._is_open or self._reopened():
             self._order(FORK, number, theirs)
         else:
             theirs.close()
             self.loop.call_soon(self._bury, number, _NO_NURSERY)
         return number
+
+    def _reopened(self) -> bool:
+        """Whether there is a nursery again. One that was lost is replaced when it is needed, not at once: whatever
+        killed it may kill the next."""
+        if self._stopped:
+            return False
+        try:
+            self._nursery.renew()
+        except OSError as error:  # no process or descriptor is to be had just now; the next session tries again
+            logger.error("%s %s", _NO_NURSERY, error)
+            return False
+        self._open()
+        logger.warning("Environments are forked from process %d now", self._nursery.pid)
+        return True
 
     def kill(self, number: int) -> None:
         """Kill a child, if it lives. Its death is reported like any other."""
@@ -78,7 +98,9 @@ class NurseryLink:
         for number, child in children.items():
             self.kill(number)
             child.abandon()
-        self._close()
+        self._stopped = True
+        if self._is_open:
+            self._close()
 
     def _close(self) -> None:
         self._is_open = False
@@ -136,10 +158,10 @@ class NurseryLink:
                 self._children[number].pid = value
 
     def _lost(self) -> None:
-        logger.error(_NO_NURSERY)
+        logger.error("The process that environments are forked from is gone, and %d with it", len(self._children))
         self._close()
         for number in list(self._children):
-            self._bury(number, _NO_NURSERY)
+            self._bury(number, _LOST)
 
     def _bury(self, number: int, fate: Fate) -> None:
         child = self._children.pop(number, None)

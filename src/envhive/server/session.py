@@ -171,6 +171,7 @@ class Session:
         "ended_because",
         "id",
         "last_active",
+        "outlives_connections",
         "owner",
         "steps",
     )
@@ -196,9 +197,10 @@ class Session:
         self.busy_with = "opening"
         self.last_active = clock()
         """When the last request ended, or the running one began."""
+        self.outlives_connections = False
         self.ended_because = "closed"
         """Why it is over, in a word, once it is."""
-        self._created_at = time.time()
+        self._created_at = self.last_active
         self._clock = clock
         self._production = mode is ServerMode.PRODUCTION
         self._extended = extended
@@ -261,9 +263,20 @@ class Session:
         self._held = False
         self._pump()
 
+    def adopt(self, outlet: Outlet) -> None:
+        """Let a connection use a session that is found by its id, and goes on when the connection is gone."""
+        if self._outlet is not None or self._phase in _OVER:
+            raise SessionError("The session is over, or another WebSocket is attached to it")
+        self._outlet, self.outlives_connections = outlet, True
+        self._held = self._reading_paused = False
+
     def detach(self) -> None:
-        """The connection is gone. A session with a lease waits for its client; any other ends."""
+        """The connection is gone. A session with a lease waits for its client; any other ends, if it was only this."""
         self._outlet = None
+        if self.outlives_connections:
+            self._held = self._reading_paused = False
+            self._pump()
+            return
         extended = self._extended
         if extended is None or not extended.lease_s or self._phase in _OVER:
             self.end()
@@ -292,6 +305,12 @@ class Session:
         """Tell a client of layer 2 which session it has."""
         if self._extended is not None and self._outlet is not None:
             self._outlet.send(self._extended.hello(self.id, limits, resumed=False))
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """The server was not running for so long: that is no idleness, and does not count for the lease."""
+        self.last_active = min(now, self.last_active + seconds)
+        if self._extended is not None and self._extended.detached_at is not None:
+            self._extended.detached_at = min(now, self._extended.detached_at + seconds)
 
     def lapse(self, now: float) -> None:
         """End if the client has been away for too long."""
@@ -447,18 +466,22 @@ class Session:
     def info(self) -> SessionInfo:
         return SessionInfo(
             session_id=self.id,
-            created_at=self._created_at,
-            last_activity_at=time.time() - max(0.0, self._clock() - self.last_active),
+            created_at=self._time_of(self._created_at),
+            last_activity_at=self._time_of(self.last_active),
             step_count=self.steps,
             environment_type=self._runner.env_name,
         )
+
+    def _time_of(self, moment: float) -> float:
+        """A moment of this session's clock by the wall's, which may be set: it is shown, and nothing depends on it."""
+        return time.time() - max(0.0, self._clock() - moment)
 
     def summary(self, now: float) -> dict[str, Any]:
         """What to show of it in a list of sessions."""
         return {
             "session_id": self.id,
             "owner": None if self.owner is None else self.owner.name,
-            "age_s": round(max(0.0, time.time() - self._created_at), 1),
+            "age_s": round(max(0.0, now - self._created_at), 1),
             "idle_s": 0.0 if self.busy_with else round(max(0.0, now - self.last_active), 1),
             "busy_s": round(max(0.0, now - self.last_active), 1) if self.busy_with else 0.0,
             "steps": self.steps,
@@ -557,6 +580,8 @@ class Session:
                 self._begin(kind, lambda: self._runner.state(self._answered), None)
             elif kind == "mcp":
                 self._begin_call(decode_object(message.data), timeout_s)
+            elif self.outlives_connections and self._outlet is not None:
+                self._outlet.close(NORMAL_CLOSURE, "")
             else:
                 self.end()
         except (RequestError, SessionError) as error:

@@ -17,6 +17,18 @@ from envhive.server.hive import Hive
 _UNSUPPORTED: Final = (AttributeError, NotImplementedError, IndexError)
 
 
+class TaskError(BaseModel):
+    detail: str
+
+
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    400: {"model": TaskError, "description": "There is no such task"},
+    404: {"model": TaskError, "description": "The server has another environment"},
+    501: {"model": TaskError, "description": "The environment has no task sets"},
+    503: {"model": TaskError, "description": "No session is free"},
+}
+
+
 class SplitRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -41,27 +53,27 @@ def register_task_routes(app: FastAPI, hive: Hive) -> None:
         """The one environment this server has."""
         return [name]
 
-    @app.get("/{env_name}/splits", tags=["Tasks"])
+    @app.get("/{env_name}/splits", responses=_ERRORS, tags=["Tasks"])
     async def splits(owner: Caller, env_name: str) -> list[dict[str, Any]]:
         """The environment's task splits."""
         return [_as_split(split) for split in await _ask(hive, owner, env_name, "list_splits")]
 
-    @app.post("/{env_name}/tasks", tags=["Tasks"])
+    @app.post("/{env_name}/tasks", responses=_ERRORS, tags=["Tasks"])
     async def tasks(owner: Caller, env_name: str, request: SplitRequest) -> dict[str, Any]:
         """All tasks of a split."""
         return {"tasks": _jsonable(await _ask(hive, owner, env_name, "list_tasks", request.split)), "env_name": name}
 
-    @app.post("/{env_name}/num_tasks", tags=["Tasks"])
+    @app.post("/{env_name}/num_tasks", responses=_ERRORS, tags=["Tasks"])
     async def num_tasks(owner: Caller, env_name: str, request: SplitRequest) -> dict[str, Any]:
         """How many tasks a split has."""
         return {"num_tasks": await _ask(hive, owner, env_name, "num_tasks", request.split)}
 
-    @app.post("/{env_name}/task", tags=["Tasks"])
+    @app.post("/{env_name}/task", responses=_ERRORS, tags=["Tasks"])
     async def task(owner: Caller, env_name: str, request: TaskRequest) -> dict[str, Any]:
         """One task of a split."""
         return {"task": _jsonable(await _ask(hive, owner, env_name, "get_task", request.split, request.index))}
 
-    @app.post("/{env_name}/task_range", tags=["Tasks"])
+    @app.post("/{env_name}/task_range", responses=_ERRORS, tags=["Tasks"])
     async def task_range(owner: Caller, env_name: str, request: TaskRangeRequest) -> dict[str, Any]:
         """The tasks from `start` up to `stop`."""
         found = await _ask(hive, owner, env_name, "get_task_range", request.split, request.start, request.stop)
