@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -24,6 +25,15 @@ from envhive.tools import (
     ToolErrorType,
 )
 
+_made: list[MCPEnvironment] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed_in_the_end() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().close()
+
 
 class Nail(BaseModel):
     """Known only to this module, whose annotations are texts."""
@@ -39,6 +49,7 @@ class Bench(MCPEnvironment):
     def __init__(self, server: Any = None) -> None:
         super().__init__(server)
         self.hits = 0
+        _made.append(self)
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
         self.hits = 0
@@ -370,6 +381,30 @@ def test_a_plain_tool_of_an_environment_of_coroutines_times_out_too() -> None:
     began = time.monotonic()
     assert error(Coroutines(), "sleep", 0.05, seconds=0.2).error_type is ToolErrorType.TIMEOUT
     assert time.monotonic() - began < 10
+
+
+def test_a_plain_tool_that_is_taken_back_keeps_others_out_until_it_has_ended() -> None:
+    env = Coroutines()
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @env.tool()
+    def hold() -> None:
+        begun.set()
+        assert go_on.wait(20)
+        ended.set()
+
+    async def scenario() -> None:
+        call = asyncio.ensure_future(env.step(CallToolAction(tool_name="hold")))
+        assert await asyncio.to_thread(begun.wait, 20)
+        call.cancel()
+        await asyncio.sleep(0)
+        assert not call.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert ended.is_set()
+
+    asyncio.run(scenario())
 
 
 def test_such_environments_keep_the_contract() -> None:

@@ -213,6 +213,7 @@ class McpEndpoint:
         answer = await conversation.answer(document) or b""
         if conversation.peer.version is None or session.phase is not Phase.IDLE:
             session.end()
+            await session.wait_closed()
             return _json(answer, 400)
         self._hive.http.keep(session, conversation)
         return _json(answer, 200, session.id)

@@ -62,7 +62,11 @@ async def serve_pipes(hive: Hive, pipes: Pipes) -> None:
     """
     loop = asyncio.get_running_loop()
     inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
-    pipes.read_to(lambda line: loop.call_soon_threadsafe(inbox.put_nowait, line) and None)
+
+    def on_line(line: bytes | None) -> None:
+        loop.call_soon_threadsafe(inbox.put_nowait, line)
+
+    pipes.read_to(on_line)
     session = hive.admit(None)
     try:
         talking = asyncio.ensure_future(_Talk(Conversation(session), pipes, hive.config.grace_period).go_on(inbox))
