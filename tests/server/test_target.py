@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from envhive.envs import SHIPPED
+from envhive.envs import SHIPPED, Shipped
 from envhive.errors import ConcurrencyConfigurationError, ConfigurationError, TargetError
 from envhive.server.config import forced
 from envhive.server.target import Target, load_target
@@ -353,3 +353,31 @@ def test_a_package_inside_a_folder_of_its_own_name_is_found(here: Path) -> None:
     write(here / "dice_env" / "dice_env" / "__init__.py", "")
     write(here / "dice_env" / "openenv.yaml", "app: dice_env.server.app:app\n")
     assert action_fields(load_target("dice_env")) == {"sides", "metadata"}
+
+
+# What is set.
+
+
+def test_settings_go_to_the_constructor(here: Path) -> None:
+    (here / "levels.py").write_text(
+        "from envhive import Action, Environment, Observation, State\n"
+        "class Levels(Environment[Action, Observation, State]):\n"
+        "    def __init__(self, level: int = 1) -> None:\n"
+        "        self.level = level\n"
+        "    def reset(self, **kwargs): return Observation(metadata={'level': self.level})\n"
+        "    def step(self, action: Action) -> Observation: return Observation()\n"
+        "    @property\n"
+        "    def state(self): return State()\n"
+    )
+    app = load_target("levels:Levels", {"level": 3}).app
+    assert app.state.envhive.hive.blueprint.factory().level == 3
+    with pytest.raises(TargetError, match="Levels has no setting 'speed'; it has level"):
+        load_target("levels:Levels", {"speed": 3})
+
+
+def test_an_environment_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    needy = Shipped("envhive.envs.echo:EchoEnvironment", "", "wonders", ("no_such_module",), ("no-such-program",))
+    monkeypatch.setitem(SHIPPED, "wonder", needy)
+    told = refusal("wonder")
+    assert "wonder needs no_such_module, no-such-program" in told
+    assert "pip install 'envhive[wonders]'; install no-such-program" in told

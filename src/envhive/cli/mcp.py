@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from envhive.cli.serve import parse_settings
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
 from envhive.server.config import ISOLATIONS, LOG_LEVELS, ServerConfig, as_mode, forced
 from envhive.server.logs import set_up_logging
+
+if TYPE_CHECKING:
+    from envhive.server.stdio import Pipes
 
 _EPILOG = """\b
 Examples:
@@ -24,6 +28,14 @@ In a desktop client's configuration:
 
 @click.command(epilog=_EPILOG)
 @click.argument("target")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=parse_settings,
+    help="Give the environment's constructor a keyword; VALUE is JSON, or else text. Repeatable.",
+)
 @click.option("--stdio", is_flag=True, help="Speak JSON-RPC on standard input and output, one message a line.")
 @click.option(
     "--expose-step",
@@ -49,7 +61,7 @@ In a desktop client's configuration:
 @click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), help="How much to log.  [env: ENVHIVE_LOG_LEVEL; default: info]"
 )
-def mcp(target: str, stdio: bool, **options: Any) -> None:
+def mcp(target: str, settings: dict[str, Any], stdio: bool, **options: Any) -> None:
     """Offer the tools of TARGET to one agent, through the Model Context Protocol.
 
     TARGET is what `envhive serve` takes. There is one session, which lasts as long as the command. Whatever the
@@ -67,17 +79,17 @@ def mcp(target: str, stdio: bool, **options: Any) -> None:
     mode = None if options["mode"] is None else as_mode(options["mode"])
     config = ServerConfig.resolve(**{**options, "mode": mode, "max_sessions": 1})
     set_up_logging(config.log_level, config.log_format)
-    asyncio.run(_serve(target, {**options, "mode": mode, "max_sessions": 1}, pipes))
+    asyncio.run(_serve(target, settings, {**options, "mode": mode, "max_sessions": 1}, pipes))
     leave(0)
 
 
-async def _serve(target: str, options: dict[str, Any], pipes: Any) -> None:
+async def _serve(target: str, settings: dict[str, Any], options: dict[str, Any], pipes: Pipes) -> None:
     from envhive.server.stdio import serve_pipes
     from envhive.server.target import load_target
 
     try:
         with forced(**{name: value for name, value in options.items() if name != "log_level"}):
-            app = load_target(target).app
+            app = load_target(target, settings).app
     except EnvironmentFactoryError as error:
         raise ConfigurationError(str(error)) from error
     server = getattr(getattr(app, "state", None), "envhive", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
+import json
 import logging
 import os
 import sys
@@ -30,14 +31,37 @@ from envhive.server.workers import Supervisor, can_run_workers
 _EPILOG = """\b
 Examples:
   envhive serve echo
+  envhive serve my_package.game:GameEnvironment --set level=3
   envhive serve my_package.game:GameEnvironment --max-sessions 4096 --workers 2
   envhive serve my_package.server:app --port 9000
   envhive serve ./my_env          (a folder with an openenv.yaml)
 """
 
 
+def parse_settings(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
+    """NAME=VALUE, where VALUE is JSON if it can be read so, and text if not."""
+    settings: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
+        try:
+            settings[name] = json.loads(value)
+        except ValueError:
+            settings[name] = value
+    return settings
+
+
 @click.command(epilog=_EPILOG)
 @click.argument("target")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=parse_settings,
+    help="Give the environment's constructor a keyword; VALUE is JSON, or else text. Repeatable.",
+)
 @click.option("--host", help="Address to listen on.  [env: HOST; default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.  [env: PORT; default: 8000]")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes behind the port.  [env: WORKERS; default: 1]")
@@ -145,7 +169,7 @@ Examples:
     type=click.Choice(LOG_FORMATS),
     help="json writes one object a line.  [env: ENVHIVE_LOG_FORMAT; default: text]",
 )
-def serve(target: str, **options: Any) -> None:
+def serve(target: str, settings: dict[str, Any], **options: Any) -> None:
     """Serve the environment TARGET over WebSocket and HTTP.
 
     TARGET is the name of a shipped environment, package.module:EnvClass, package.module:app, or a folder with an
@@ -168,14 +192,14 @@ def serve(target: str, **options: Any) -> None:
     if why_not is not None:
         logger.warning("Running one worker instead of %d: %s", config.workers, why_not)
     if config.workers == 1 or why_not is not None:
-        leave(_serve_alone(target, options, config))
+        leave(_serve_alone(target, settings, options, config))
     with bind(config.host, config.port) as listener:
-        orders = {"target": target, "options": {**options, "tokens": config.tokens.sealed()}}
+        orders = {"target": target, "settings": settings, "options": {**options, "tokens": config.tokens.sealed()}}
         announce = functools.partial(_announce, config=config)
         sys.exit(Supervisor(listener, config.workers, orders, config.grace_period, on_ready=announce).run())
 
 
-def _serve_alone(target: str, options: dict[str, Any], config: ServerConfig) -> int:
+def _serve_alone(target: str, settings: dict[str, Any], options: dict[str, Any], config: ServerConfig) -> int:
     from envhive.server.run import Moments, bind, run_app
     from envhive.server.target import describe_target, load_target
 
@@ -186,7 +210,7 @@ def _serve_alone(target: str, options: dict[str, Any], config: ServerConfig) -> 
     wanted = {name: value for name, value in options.items() if name not in OF_THE_PROCESS}
     try:
         with forced(**{**wanted, "mode": None if options["mode"] is None else config.mode}):
-            loaded = load_target(target)
+            loaded = load_target(target, settings)
     except EnvironmentFactoryError as error:
         raise ConfigurationError(str(error)) from error
     return run_app(loaded.app, config, [bind(config.host, config.port)], Announcing())

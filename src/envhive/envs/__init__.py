@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final
 
-SHIPPED: Final = {
-    "benchmark": "envhive.envs.benchmark:BenchmarkEnvironment",
-    "benchmark-async": "envhive.envs.benchmark:AsyncBenchmarkEnvironment",
-    "echo": "envhive.envs.echo:EchoEnvironment",
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """An environment that ships with EnvHive, and what it needs."""
+
+    reference: str
+    """Its class, in the form that `envhive serve` takes."""
+    summary: str
+    extra: str = ""
+    """The extra that brings the packages it needs."""
+    modules: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+
+    def missing(self) -> list[str]:
+        """Modules and programs that it needs and that are not there."""
+        modules = [name for name in self.modules if find_spec(name) is None]
+        return modules + [name for name in self.programs if shutil.which(name) is None]
+
+    def hint(self) -> str:
+        """What to type to have them; empty if nothing is missing."""
+        missing = self.missing()
+        programs = [name for name in self.programs if name in missing]
+        steps = [f"pip install 'envhive[{self.extra}]'"] if set(missing) - set(programs) else []
+        return "; ".join(steps + ([f"install {', '.join(programs)}"] if programs else []))
+
+
+SHIPPED: Final[dict[str, Shipped]] = {
+    "benchmark": Shipped("envhive.envs.benchmark:BenchmarkEnvironment", "waits as long as it is told; for measuring"),
+    "benchmark-async": Shipped("envhive.envs.benchmark:AsyncBenchmarkEnvironment", "the same, written as coroutines"),
+    "echo": Shipped("envhive.envs.echo:EchoEnvironment", "says back what it is told; for a first look"),
 }
-"""What each name stands for, in the form that `envhive serve` takes."""

@@ -56,7 +56,7 @@ class HTTPEnvServer:
         In production mode reset, step and state are not offered.
         """
         if mode is not None:
-            self.hive.mode = as_mode(mode)
+            self.hive.mode = self.hive.calls.mode = as_mode(mode)
         endpoint = McpEndpoint(self.hive)
         register_http_routes(app, self.hive, self.hive.mode, endpoint)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -49,22 +50,28 @@ def _sample_action(action_cls: type[Any]) -> Any:
         return None
 
 
-def load_target(target: str) -> Target:
-    """Resolve a target; raises `TargetError`, which says what was looked for and not found."""
+def load_target(target: str, settings: dict[str, Any] | None = None) -> Target:
+    """Resolve a target; raises `TargetError`, which says what was looked for and not found.
+
+    `settings` are keywords for the constructor of an environment class.
+    """
     if target in SHIPPED:
-        return Target(_app_from_reference(SHIPPED[target], env_name=target), target)
+        shipped = SHIPPED[target]
+        if hint := shipped.hint():
+            raise TargetError(f"{target} needs {', '.join(shipped.missing())}: {hint}")
+        return Target(_app_from_reference(shipped.reference, env_name=target, settings=settings), target)
     if target and Path(target).is_dir():
-        return _load_folder(Path(target))
+        return _load_folder(Path(target), settings)
     if ":" in target:
         _import_from(Path.cwd())
-        return Target(_app_from_reference(target, env_name=None), target)
+        return Target(_app_from_reference(target, env_name=None, settings=settings), target)
     raise TargetError(
         f"{target!r} is neither a shipped environment ({', '.join(sorted(SHIPPED))}), nor package.module:EnvClass, "
         f"nor package.module:app, nor a folder."
     )
 
 
-def _load_folder(folder: Path) -> Target:
+def _load_folder(folder: Path, settings: dict[str, Any] | None) -> Target:
     folder = folder.resolve()
     manifest = _read_manifest(folder)
     reference = manifest.get("app", "server.app:app")
@@ -76,7 +83,8 @@ def _load_folder(folder: Path) -> Target:
     inside = package != folder.name or (folder / package).is_dir()
     os.chdir(folder)
     _import_from(folder if inside else folder.parent)
-    return Target(_app_from_reference(reference, env_name=None), str(manifest.get("name") or folder.name))
+    app = _app_from_reference(reference, env_name=None, settings=settings)
+    return Target(app, str(manifest.get("name") or folder.name))
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -97,8 +105,10 @@ def _import_from(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def _app_from_reference(reference: str, env_name: str | None) -> Any:
+def _app_from_reference(reference: str, env_name: str | None, settings: dict[str, Any] | None) -> Any:
     found = _import_reference(reference)
+    if settings and (not isinstance(found, type) or not callable(getattr(found, "step", None))):
+        raise TargetError(f"{reference} is no environment class, so --set has nothing to set.")
     if isinstance(found, type):
         if not callable(getattr(found, "step", None)):
             raise TargetError(f"{reference} is a class without a step method, so it is no environment.")
@@ -106,7 +116,8 @@ def _app_from_reference(reference: str, env_name: str | None) -> Any:
             missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
             raise TargetError(f"{reference} cannot be served: it does not define {missing}.")
         action_cls, observation_cls = infer_models(found)
-        return create_app(cast(Any, found), action_cls, observation_cls, env_name=env_name)
+        factory = functools.partial(found, **_checked(found, settings)) if settings else found
+        return create_app(cast(Any, factory), action_cls, observation_cls, env_name=env_name)
     if _is_asgi_app(found):
         return found
     returned = underlying_class(found) if callable(found) else None
@@ -114,6 +125,15 @@ def _app_from_reference(reference: str, env_name: str | None) -> Any:
         action_cls, observation_cls = infer_models(returned)
         return create_app(found, action_cls, observation_cls, env_name=env_name)
     raise TargetError(f"{reference} is neither an environment class nor an ASGI app, but {type(found).__name__}.")
+
+
+def _checked(cls: type, settings: dict[str, Any]) -> dict[str, Any]:
+    parameters = list(inspect.signature(cls).parameters.values())
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = sorted(settings.keys() - set(known))
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise TargetError(f"{cls.__name__} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}.")
+    return settings
 
 
 def _import_reference(reference: str) -> Any:

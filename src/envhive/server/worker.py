@@ -71,7 +71,7 @@ def main() -> int:
     wanted = {name: value for name, value in options.items() if name not in OF_THE_PROCESS}
     try:
         with forced(**wanted):
-            target = load_target(orders["target"])
+            target = load_target(orders["target"], orders["settings"])
     except (ConfigurationError, EnvironmentFactoryError) as error:
         tell(orders["status"], {"error": str(error)})
         return 2
