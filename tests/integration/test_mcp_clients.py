@@ -486,7 +486,7 @@ def test_an_idle_session_expires_and_its_client_is_told_so(workers: str, tmp_pat
         session = open_session(server)
         server.wait_until_empty()
         status, reply = session.ask("tools/call", {"name": "add"})
-        assert (status, reply["error"]["code"], reply["error"]["data"]) == (410, -32001, {"code": "SESSION_EXPIRED"})
+        assert (status, reply["error"]["code"], reply["error"]["data"]) == (404, -32001, {"code": "SESSION_EXPIRED"})
         assert initialize(server)[0] == 200  # and the place is free
 
 
