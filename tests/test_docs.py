@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import envhive_serve
+from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -66,6 +67,32 @@ def test_the_serving_pages_app_works(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(code)
     with envhive_serve("own:app", cwd=tmp_path) as server:
         assert server.health()["max_sessions"] == 64
+
+
+def test_the_tools_pages_environment_is_used_by_its_agent_and_its_trainer(tmp_path: Path) -> None:
+    page = REPOSITORY / "docs" / "mcp.md"
+    environment, agent, trainer = blocks(page, "python")
+    assert environment == (REPOSITORY / "examples" / "treasure.py").read_text()
+    (tmp_path / "treasure.py").write_text(environment)
+    first, exposing = (shlex.split(command)[2:] for command in blocks(page, "bash"))
+    with envhive_serve(*first, cwd=tmp_path) as server:
+        assert "steps away" in run_python(at_port(agent, server.port), tmp_path)
+        assert "dig" in run_python(at_port(trainer, server.port), tmp_path)
+    with envhive_serve(*exposing, cwd=tmp_path) as server:
+        acting = agent.replace('"dig", {"x": 2, "y": 2}', '"act", {"message": "hi"}')
+        assert "['act']" in run_python(at_port(acting, server.port), tmp_path)
+    (configured,) = (json.loads(block)["mcpServers"]["treasure"] for block in blocks(page, "json"))
+    assert configured["command"] == "envhive"
+    done = subprocess.run(
+        [ENVHIVE, *configured["args"]],
+        cwd=tmp_path,
+        env=plain_environ(),
+        input='{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}\n',
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert '"dig"' in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

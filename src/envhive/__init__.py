@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from envhive.checks import check_environment as check_environment
     from envhive.client.client import EnvClient as EnvClient
     from envhive.client.client import GenericEnvClient as GenericEnvClient
+    from envhive.client.mcp import MCPToolClient as MCPToolClient
     from envhive.client.sync import SyncEnvClient as SyncEnvClient
     from envhive.environment import Environment as Environment
     from envhive.environment import Transform as Transform
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "envhive.checks": ("check_environment",),
     "envhive.client.client": ("EnvClient", "GenericEnvClient"),
+    "envhive.client.mcp": ("MCPToolClient",),
     "envhive.client.sync": ("SyncEnvClient",),
     "envhive.environment": ("Environment", "Transform"),
     "envhive.errors": (

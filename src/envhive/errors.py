@@ -13,7 +13,8 @@
     │   ├── ExecutionError
     │   ├── StepTimeoutError                  (also a TimeoutError)
     │   ├── EnvironmentFactoryError
-    │   └── EnvironmentCrashedError
+    │   ├── EnvironmentCrashedError
+    │   └── ToolCallError                     (of a tool; says which of the ways it failed)
     ├── SessionError                          the session is not there, or no longer
     │   ├── SessionCapacityError
     │   │   └── QuotaExceededError
@@ -216,6 +217,32 @@ class EnvironmentCrashedError(EnvironmentFailureError):
         )
 
 
+class ToolCallError(EnvironmentFailureError):
+    """A tool gave no result. `error_type` says why, in a word of `envhive.tools.ToolErrorType`.
+
+    `outcome` follows from it: `invalid` for a tool that is not there or arguments that it does not take,
+    `timeout` for one that took too long, `env_error` for one that raised.
+    """
+
+    code = "TOOL_ERROR"
+
+    def __init__(self, message: str, tool_name: str = "", error_type: str = "execution_error") -> None:
+        super().__init__(message)
+        self.tool_name = tool_name
+        self.error_type = error_type
+        self.outcome = _TOOL_OUTCOMES.get(error_type, "env_error")  # type: ignore[misc]  # here it is the instance's
+
+    def details(self) -> dict[str, Any]:
+        return {"tool_name": self.tool_name, "error_type": self.error_type}
+
+    @classmethod
+    def _from_wire(cls, message: str, data: dict[str, Any]) -> EnvHiveError:
+        return cls(message, str(data.get("tool_name") or ""), str(data.get("error_type") or "execution_error"))
+
+
+_TOOL_OUTCOMES: dict[str, Outcome] = {"tool_not_found": "invalid", "invalid_args": "invalid", "timeout": "timeout"}
+
+
 class SessionError(EnvHiveError):
     """The session cannot be had, or is gone."""
 
@@ -335,6 +362,7 @@ _BY_CODE: dict[str, type[EnvHiveError]] = {
         StepTimeoutError,
         EnvironmentFactoryError,
         EnvironmentCrashedError,
+        ToolCallError,
         SessionCapacityError,
         SessionExpiredError,
         SessionNotFoundError,

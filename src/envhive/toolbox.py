@@ -8,6 +8,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
@@ -50,12 +51,24 @@ class Toolbox:
     def __init__(self, env: Any, server: FastMCP | None = None) -> None:
         self._env = env
         self._server = server
-        self.mode = ServerMode.SIMULATION
+        self._mode = ServerMode.SIMULATION
         self._added: list[tuple[ServerMode | None, FunctionTool]] = []
         self._known: dict[str, FunctionTool] | None = None
+        self._on_server: set[str] = set()
         self._runner: asyncio.Runner | None = None
         if server is not None:
-            _refuse_reserved(self._of_server())
+            # On an event loop that does not stay: most environments need none later, and each would hold descriptors.
+            _refuse_reserved(_run_once(_all_tools(server)))
+
+    @property
+    def mode(self) -> ServerMode:
+        """Of the server: tools of the other mode are not there."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: ServerMode) -> None:
+        self._mode = mode
+        self._known = None
 
     @property
     def server(self) -> FastMCP:
@@ -100,9 +113,11 @@ class Toolbox:
     def _find(self, of_server: list[FunctionTool]) -> dict[str, FunctionTool]:
         """Those of the FastMCP server, of marked methods, and those that were added; the last of a name wins."""
         found = {each.name: each for each in of_server if each.name not in RESERVED_TOOL_NAMES}
+        self._on_server = set(found)
         for mode, each in (*_of_class(type(self._env)), *self._added):
-            if mode is None or mode is self.mode:
+            if mode is None or mode is self._mode:
                 found[each.name] = each
+                self._on_server.discard(each.name)
         self._known = found
         return found
 
@@ -118,7 +133,7 @@ class Toolbox:
             with self._in_use(listener):
                 if found is None:
                     return _unknown(name)
-                if _is_simple(found, self._server):
+                if self._is_simple(found):
                     outcome = _finished(found, _call_plain(found, arguments))
                 else:
                     outcome = self._run(self._call_found(found, arguments, timeout_s))
@@ -140,11 +155,15 @@ class Toolbox:
             if found is None:
                 return _unknown(name)
             with self._in_use(listener):
-                if not _is_simple(found, self._server):
+                if not self._is_simple(found):
                     return await self._call_found(found, arguments, timeout_s)
-                return _finished(found, await asyncio.to_thread(_call_plain, found, arguments))
+                began = time.monotonic()
+                outcome = _finished(found, await _on_another_thread(_call_plain, found, arguments))
         except Exception as error:  # whatever a tool raises is an answer, not a failure of the server
             return _failure(name, error)
+        if timeout_s is not None and time.monotonic() - began > timeout_s:
+            return _timed_out(name, timeout_s)
+        return outcome
 
     async def _call_found(self, found: FunctionTool, arguments: dict[str, Any], timeout_s: float | None) -> Outcome:
         limit = TIMEOUT_S if timeout_s is None else timeout_s
@@ -155,12 +174,22 @@ class Toolbox:
             return _timed_out(found.name, limit) if scope.expired() else _failure(found.name, error)
 
     async def _run_tool(self, found: FunctionTool, arguments: dict[str, Any]) -> ToolResult:
-        if _has_middleware(self._server):
+        if self._goes_through_middleware(found):
             return await self.server.call_tool(found.name, arguments)
         if isinstance(found, FunctionTool) and inspect.iscoroutinefunction(found.fn) and _is_called_as_is(found.fn):
             return found.convert_result(await get_cached_typeadapter(found.fn).validate_python(arguments))
         async with _SessionContext(self.server, str(id(self._env))):
             return await found.run(arguments)
+
+    def _is_simple(self, found: Any) -> bool:
+        """Whether a tool is a plain function that takes its arguments and nothing else: it needs no event loop."""
+        if not isinstance(found, FunctionTool) or inspect.iscoroutinefunction(found.fn):
+            return False
+        return _is_called_as_is(found.fn) and not self._goes_through_middleware(found)
+
+    def _goes_through_middleware(self, found: Any) -> bool:
+        """Whether the FastMCP server wants to see the call; of marked methods it knows nothing."""
+        return _has_middleware(self._server) and found.name in self._on_server
 
     @contextmanager
     def _in_use(self, listener: Listener | None) -> Iterator[None]:
@@ -173,6 +202,8 @@ class Toolbox:
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on an event loop of this environment's own: the thread is its session's."""
+        if _is_on_a_loop():
+            return _run_once(coroutine)  # of somebody who calls the environment without a server
         if self._runner is None:
             self._runner = asyncio.Runner()
         return self._runner.run(coroutine, context=contextvars.copy_context())
@@ -259,6 +290,22 @@ def _unbound(method: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _is_on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _run_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, wherever this is called: on another thread if an event loop runs on this one."""
+    if not _is_on_a_loop():
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
+
+
 # What FastMCP makes of tools, and calls them with.
 
 
@@ -283,13 +330,6 @@ def _has_middleware(server: FastMCP | None) -> bool:
     return server is not None and any(not isinstance(each, DereferenceRefsMiddleware) for each in server.middleware)
 
 
-def _is_simple(found: Any, server: FastMCP | None) -> bool:
-    """Whether a tool is a plain function that takes its arguments and nothing else: it needs no event loop."""
-    if not isinstance(found, FunctionTool) or inspect.iscoroutinefunction(found.fn):
-        return False
-    return _is_called_as_is(found.fn) and not _has_middleware(server)
-
-
 @functools.lru_cache(maxsize=4096)
 def _is_called_as_is(function: Callable[..., Any]) -> bool:
     """Whether FastMCP gives a function nothing but its arguments, and takes its result for what it is."""
@@ -299,6 +339,18 @@ def _is_called_as_is(function: Callable[..., Any]) -> bool:
 
 def _call_plain(found: FunctionTool, arguments: dict[str, Any]) -> ToolResult:
     return found.convert_result(get_cached_typeadapter(found.fn).validate_python(arguments))
+
+
+async def _on_another_thread(function: Callable[..., T], *args: Any) -> T:
+    """Like `asyncio.to_thread`, except that it ends when the function does: nobody else may enter the environment."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        if not work.cancelled():
+            work.exception()  # seen, so that nobody complains of it
+        raise
 
 
 def _finished(found: Any, result: ToolResult) -> Outcome:

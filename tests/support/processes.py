@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -63,7 +62,7 @@ class ServerProcess:
             try:
                 urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
                 return
-            except (urllib.error.URLError, ConnectionError):
+            except OSError:  # refused, cut, or a worker that is still starting and has not answered yet
                 time.sleep(0.02)
 
 

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envhive.wire.jsonrpc import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
+    SERVER_ERROR,
     JsonRpcError,
     JsonRpcRequest,
     encode_error,
@@ -55,3 +57,21 @@ def test_nothing_but_a_json_rpc_error_comes_of_anything(document: Any) -> None:
 
 def test_a_result_carries_the_id() -> None:
     assert json.loads(encode_result({"a": 1}, "x")) == {"jsonrpc": "2.0", "id": "x", "result": {"a": 1}}
+
+
+@pytest.mark.parametrize("text", ["bad file \udc80", "fine"])
+def test_any_text_can_be_answered(text: str) -> None:
+    assert json.loads(encode_result({"text": text}, text)) == {"jsonrpc": "2.0", "id": text, "result": {"text": text}}
+    error = json.loads(encode_error(JsonRpcError(SERVER_ERROR, text, request_id=1)))["error"]
+    assert error == {"code": SERVER_ERROR, "message": text, "data": None}
+
+
+def test_a_result_without_a_json_form_is_an_error() -> None:
+    with pytest.raises(JsonRpcError) as caught:
+        encode_result({"it": object()}, 7)
+    assert (caught.value.code, caught.value.request_id) == (INTERNAL_ERROR, 7)
+    assert json.loads(encode_error(JsonRpcError(SERVER_ERROR, "oh", object(), 8)))["id"] == 8
+
+
+def test_numbers_that_json_lacks_are_null() -> None:
+    assert encode_result([float("nan"), float("inf")], 1).endswith(b"[null,null]}")

@@ -11,6 +11,7 @@ from envhive.cli.bench import bench
 from envhive.cli.doctor import doctor
 from envhive.cli.drain import drain
 from envhive.cli.listing import list_environments
+from envhive.cli.mcp import mcp
 from envhive.cli.serve import serve
 from envhive.cli.top import top
 from envhive.errors import ConfigurationError
@@ -37,5 +38,6 @@ main.add_command(bench)
 main.add_command(doctor)
 main.add_command(drain)
 main.add_command(list_environments)
+main.add_command(mcp)
 main.add_command(serve)
 main.add_command(top)

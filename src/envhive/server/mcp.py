@@ -247,12 +247,11 @@ class Peer:
         return answer
 
     def _no_result(self, error: ToolError) -> dict[str, Any]:
-        if error.error_type is ToolErrorType.TOOL_NOT_FOUND:
-            raise JsonRpcError(INVALID_PARAMS, error.message)
-        if self.version is None:
-            bad_arguments = error.error_type is ToolErrorType.INVALID_ARGS
+        not_found = error.error_type is ToolErrorType.TOOL_NOT_FOUND
+        if not_found or self.version is None:
+            bad_params = not_found or error.error_type is ToolErrorType.INVALID_ARGS
             data = {"error_type": error.error_type.value}
-            raise JsonRpcError(INVALID_PARAMS if bad_arguments else INTERNAL_ERROR, error.message, data)
+            raise JsonRpcError(INVALID_PARAMS if bad_params else INTERNAL_ERROR, error.message, data)
         return {"content": [{"type": "text", "text": error.message}], "isError": True}
 
     def _acted(self, reply: bytes) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class McpEndpoint:
         try:
             session = self._find(session_id, request)
         except EnvHiveError as error:
-            return _json(_lost(error, document), error.http_status)
+            return _lost(error, document)
         if (refusal := _check_version(request)) is not None:
             return refusal
         if _wants_no_answer(document):
@@ -175,7 +175,7 @@ class McpEndpoint:
         try:
             session = self._find(session_id, request)
         except EnvHiveError as error:
-            return _json(_lost(error, None), error.http_status)
+            return _lost(error, None)
         last = request.headers.get("last-event-id")
         if last is None:
             return _events(session.open_stream().follow(), session_id)
@@ -194,7 +194,7 @@ class McpEndpoint:
         try:
             conversation = self._find(session_id, request)
         except EnvHiveError as error:
-            return _json(_lost(error, None), error.http_status)
+            return _lost(error, None)
         conversation.hang_up()
         conversation.session.end()
         await conversation.session.wait_closed()
@@ -213,6 +213,7 @@ class McpEndpoint:
         answer = await conversation.answer(document) or b""
         if conversation.peer.version is None or session.phase is not Phase.IDLE:
             session.end()
+            await session.wait_closed()
             return _json(answer, 400)
         self._hive.http.keep(session, conversation)
         return _json(answer, 200, session.id)
@@ -334,8 +335,10 @@ def _refused(error: JsonRpcError, status_code: int) -> Response:
     return _json(encode_error(error), status_code)
 
 
-def _lost(error: EnvHiveError, document: Any) -> bytes:
-    return encode_error(JsonRpcError(_SESSION_LOST, str(error), {"code": error.code}, _id_of(document)))
+def _lost(error: EnvHiveError, document: Any) -> Response:
+    """There is no such session, or no longer: the protocol's clients begin a new one when they see a 404."""
+    lost = JsonRpcError(_SESSION_LOST, str(error), {"code": error.code}, _id_of(document))
+    return _refused(lost, 404)
 
 
 def _check_version(request: Request) -> Response | None:

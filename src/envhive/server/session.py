@@ -607,10 +607,11 @@ class Session:
             self._begin("mcp", lambda: self._answered(encode_mcp_reply(reply), None), None)
             return
 
-        def done(answer: Any, error: EnvHiveError | None) -> None:
-            self._answered(encode_mcp_reply(conclude(plan, request, answer, error)), None)
+        def settle(answer: Any, error: EnvHiveError | None) -> None:
+            self._send(encode_mcp_reply(conclude(plan, request, answer, error)))
 
-        self._begin(plan.what, lambda: self._start(plan, done), timeout_s)
+        self._asker = settle  # so that a time-out, too, is answered in JSON-RPC
+        self._begin(plan.what, lambda: self._start(plan, self._answered), timeout_s)
 
     def _start(self, plan: Plan, done: Done) -> None:
         begun, self._was_reset = self._was_reset, self._was_reset or plan.begins
@@ -694,6 +695,9 @@ class Session:
             return
         if reply is None:
             reply = self._error_reply(error or SessionError("The environment gave no answer"))
+        self._send(reply)
+
+    def _send(self, reply: bytes) -> None:
         if self._extended is not None:
             reply = self._extended.keep(reply)
         if self._outlet is not None:

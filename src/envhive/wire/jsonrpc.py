@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from msgspec import Struct
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
@@ -15,6 +16,8 @@ INTERNAL_ERROR: Final = -32603
 SERVER_ERROR: Final = -32000
 
 _FIELDS: Final = frozenset({"jsonrpc", "method", "params", "id"})
+
+_HAS_NO_JSON: Final = (PydanticSerializationError, ValueError, TypeError, RecursionError)
 
 RequestId = str | int | None
 
@@ -58,9 +61,27 @@ def parse_request(document: Any) -> JsonRpcRequest:
 
 
 def encode_result(result: Any, request_id: RequestId) -> bytes:
-    return to_json({"jsonrpc": "2.0", "id": request_id, "result": result})
+    """The answer with a result; raises `JsonRpcError` if that has no JSON form."""
+    try:
+        return _encode({"jsonrpc": "2.0", "id": request_id, "result": result})
+    except _HAS_NO_JSON as error:
+        raise JsonRpcError(
+            INTERNAL_ERROR, f"The result cannot be written as JSON: {error}", request_id=request_id
+        ) from None
 
 
 def encode_error(error: JsonRpcError) -> bytes:
+    """The answer with an error. Never fails, whatever a tool or a client put into it."""
     body: dict[str, Any] = {"code": error.code, "message": error.message, "data": error.data}
-    return to_json({"jsonrpc": "2.0", "id": error.request_id, "error": body})
+    try:
+        return _encode({"jsonrpc": "2.0", "id": error.request_id, "error": body})
+    except _HAS_NO_JSON:
+        return _encode({"jsonrpc": "2.0", "id": error.request_id, "error": {**body, "data": None}})
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    try:
+        return to_json(document, inf_nan_mode="null")
+    except _HAS_NO_JSON:
+        # A lone surrogate, from an undecodable file name, say: Python's own writer has a form for it.
+        return json.dumps(document, allow_nan=False).encode()

@@ -1,0 +1,99 @@
+"""`envhive mcp`: an environment's tools for one agent, over standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from envhive.cli.serve import parse_settings
+from envhive.errors import ConfigurationError, EnvironmentFactoryError
+from envhive.server.config import ISOLATIONS, LOG_LEVELS, ServerConfig, as_mode, forced
+from envhive.server.logs import set_up_logging
+
+if TYPE_CHECKING:
+    from envhive.server.stdio import Pipes
+
+_EPILOG = """\b
+Examples:
+  envhive mcp my_package.game:GameEnvironment --stdio
+  envhive mcp echo --stdio --expose-step
+
+In a desktop client's configuration:
+\b
+  {"mcpServers": {"game": {"command": "envhive", "args": ["mcp", "my_package.game:GameEnvironment", "--stdio"]}}}
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("target")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=parse_settings,
+    help="Give the environment's constructor a keyword; VALUE is JSON, or else text. Repeatable.",
+)
+@click.option("--stdio", is_flag=True, help="Speak JSON-RPC on standard input and output, one message a line.")
+@click.option(
+    "--expose-step",
+    is_flag=True,
+    default=None,
+    help="Let the agent step the environment, with a tool `act` that takes its action.  [env: ENVHIVE_EXPOSE_STEP]",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["simulation", "production"]),
+    help="Which tools there are, where they differ.  [env: ENVHIVE_MODE; default: simulation]",
+)
+@click.option(
+    "--step-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a call may take.  [env: ENVHIVE_STEP_TIMEOUT; default: as long as it takes]",
+)
+@click.option(
+    "--isolation",
+    type=click.Choice(ISOLATIONS),
+    help="process runs the environment in a process of its own.  [env: ENVHIVE_ISOLATION; default: thread]",
+)
+@click.option(
+    "--log-level", type=click.Choice(LOG_LEVELS), help="How much to log.  [env: ENVHIVE_LOG_LEVEL; default: info]"
+)
+def mcp(target: str, settings: dict[str, Any], stdio: bool, **options: Any) -> None:
+    """Offer the tools of TARGET to one agent, through the Model Context Protocol.
+
+    TARGET is what `envhive serve` takes. There is one session, which lasts as long as the command. Whatever the
+    environment prints goes to standard error.
+    """
+    if not stdio:
+        raise click.UsageError(
+            f"There is only --stdio: envhive mcp {target} --stdio. "
+            f"For clients over HTTP, `envhive serve {target}` has the same tools at /mcp."
+        )
+    from envhive.server.leaving import leave
+    from envhive.server.stdio import Pipes  # late: a bad option need not wait for it
+
+    pipes = Pipes()  # first of all: what the target prints while it is imported must not get among the messages
+    mode = None if options["mode"] is None else as_mode(options["mode"])
+    config = ServerConfig.resolve(**{**options, "mode": mode, "max_sessions": 1})
+    set_up_logging(config.log_level, config.log_format)
+    asyncio.run(_serve(target, settings, {**options, "mode": mode, "max_sessions": 1}, pipes))
+    leave(0)
+
+
+async def _serve(target: str, settings: dict[str, Any], options: dict[str, Any], pipes: Pipes) -> None:
+    from envhive.server.stdio import serve_pipes
+    from envhive.server.target import load_target
+
+    try:
+        with forced(**{name: value for name, value in options.items() if name != "log_level"}):
+            app = load_target(target, settings).app
+    except EnvironmentFactoryError as error:
+        raise ConfigurationError(str(error)) from error
+    server = getattr(getattr(app, "state", None), "envhive", None)
+    if server is None:
+        raise ConfigurationError(f"{target} is an app that was not made by envhive.create_app, so it has no tools.")
+    async with app.router.lifespan_context(app):
+        await serve_pipes(server.hive, pipes)
