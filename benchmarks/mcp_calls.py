@@ -161,6 +161,12 @@ def recipes(folder: Path) -> list[Recipe]:
     ]
 
 
+def _furthest(values: list[float]) -> float:
+    """How far a value is from the median of all, at most."""
+    middle = statistics.median(values)
+    return max(abs(value - middle) / middle for value in values)
+
+
 def cores() -> tuple[list[int], list[int]]:
     """One for the server, one for the load, where there are two."""
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -187,6 +193,11 @@ def main(sessions: int, seconds: float, rounds: int) -> None:
                         figures = asyncio.run(measure(server, way, sessions, seconds))
                         found.setdefault((recipe.name, way), []).append(figures)
     peer, ours = (recipe.name for recipe in both)
+    load = os.getloadavg()[0]
+    furthest = max(_furthest([each.cpu_us for each in side]) for side in found.values())
+    click.echo(
+        f"CPU per call: the furthest round was {furthest:.0%} from its median. Load average at the end: {load:.1f}."
+    )
     click.echo(f"| {sessions} sessions | {peer} | {ours} | ours/peer |\n|---|---|---|---|")
     for way in WAYS:
         theirs, own = found[peer, way], found[ours, way]
