@@ -14,7 +14,7 @@ import envhive
 ROOT = Path(envhive.__file__).parent
 ORDER = [
     *("errors", "types", "rubrics", "tools", "environment", "toolbox", "mcp_environment", "inspection", "samples"),
-    *("wire", "checks", "compat", "client", "envs", "server", "bench", "cli"),
+    *("wire", "checks", "client", "compat", "envs", "server", "bench", "cli"),
 ]
 
 

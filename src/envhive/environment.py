@@ -154,7 +154,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     def _note_scores(self, observation: ObsT) -> None:
         metadata = getattr(observation, "metadata", None)
-        scores = getattr(self.rubric, "scores", dict)()
+        scores: dict[str, float] = getattr(self.rubric, "scores", dict)()
         if scores and isinstance(metadata, dict):
             metadata["rubric"] = scores
 
