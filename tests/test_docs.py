@@ -95,6 +95,13 @@ def test_the_tools_pages_environment_is_used_by_its_agent_and_its_trainer(tmp_pa
     assert '"dig"' in done.stdout, done.stderr
 
 
+def test_the_compat_pages_snippets_work(tmp_path: Path) -> None:
+    hook, rubrics = blocks(REPOSITORY / "docs" / "compat.md", "python")
+    run_python(hook, tmp_path)
+    scores = {"greets": 1.0, "greets.rubric": 1.0, "style": 0.5, "style.rubric_0": 0.0, "style.rubric_1": 1.0}
+    assert run_python(rubrics, tmp_path).strip() == f"0.5 { ({'rubric': scores}) }"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

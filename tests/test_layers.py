@@ -13,8 +13,8 @@ import envhive
 
 ROOT = Path(envhive.__file__).parent
 ORDER = [
-    *("errors", "types", "tools", "environment", "toolbox", "mcp_environment", "inspection", "samples", "wire"),
-    *("checks", "client", "envs", "server", "bench", "cli"),
+    *("errors", "types", "rubrics", "tools", "environment", "toolbox", "mcp_environment", "inspection", "samples"),
+    *("wire", "checks", "client", "compat", "envs", "server", "bench", "cli"),
 ]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+if TYPE_CHECKING:
+    from envhive.rubrics.base import Rubric
 from envhive.types import Action, EnvironmentMetadata, Observation, State
 
 ActT = TypeVar("ActT", bound=Action)
@@ -73,6 +76,8 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     """`False` promises that no method ever waits; all of them then run on the event loop."""
 
     transform: Transform[ObsT] | None = None
+    rubric: Rubric | None = None
+    """What gives the rewards, where `step` asks it: see `_apply_rubric`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -81,8 +86,9 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             if f"{name}_async" in cls.__dict__ and getattr(getattr(cls, name), "__isabstractmethod__", False):
                 setattr(cls, name, _only_async(name))
 
-    def __init__(self, transform: Transform[ObsT] | None = None) -> None:
+    def __init__(self, transform: Transform[ObsT] | None = None, rubric: Rubric | None = None) -> None:
         self.transform = transform
+        self.rubric = rubric
 
     @abstractmethod
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Any:
@@ -116,3 +122,51 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     def _apply_transform(self, observation: ObsT) -> ObsT:
         return observation if self.transform is None else self.transform(observation)
+
+    # Rewards from a rubric.
+
+    def _apply_rubric(self, action: ActT, observation: ObsT) -> float:
+        """The rubric's score, for `step` to use as the reward; 0.0 without a rubric.
+
+        The scores of its components go into the observation's metadata, as `rubric`.
+        """
+        score = self._ask_rubric(action, observation)
+        if inspect.isawaitable(score):
+            name = type(self.rubric).__name__
+            raise TypeError(f"{name} has to be waited for: use `await self._apply_rubric_async(action, observation)`.")
+        self._note_scores(observation)
+        return score  # type: ignore[no-any-return]
+
+    async def _apply_rubric_async(self, action: ActT, observation: ObsT) -> float:
+        """The same for `async def step`, and for rubrics that have to be waited for."""
+        score = self._ask_rubric(action, observation)
+        if inspect.isawaitable(score):
+            score = await score
+        self._note_scores(observation)
+        return score  # type: ignore[no-any-return]
+
+    def _ask_rubric(self, action: ActT, observation: ObsT) -> Any:
+        if self.rubric is None:
+            return 0.0
+        if hasattr(self.rubric, "forget_scores"):
+            self.rubric.forget_scores()
+        return self.rubric(action, observation)
+
+    def _note_scores(self, observation: ObsT) -> None:
+        metadata = getattr(observation, "metadata", None)
+        scores: dict[str, float] = getattr(self.rubric, "scores", dict)()
+        if scores and isinstance(metadata, dict):
+            metadata["rubric"] = scores
+
+    def _reset_rubric(self) -> None:
+        """Tell the rubric that an episode begins; for `reset`."""
+        if self.rubric is not None:
+            self.rubric.reset()
+
+    async def _reset_rubric_async(self) -> None:
+        """The same for `async def reset`; a rubric's own `reset_async` is preferred."""
+        if self.rubric is None:
+            return
+        done = getattr(self.rubric, "reset_async", self.rubric.reset)()
+        if inspect.isawaitable(done):
+            await done

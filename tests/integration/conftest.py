@@ -27,7 +27,7 @@ import pytest
 
 PEERS: Final = (("openenv", "0.10.0"), ("openenv-core", "0.3.0"))
 SCRIPTS: Final = Path(__file__).parent / "peers"
-CACHE: Final = Path(__file__).parents[2] / ".cache" / "peers"
+CACHE: Final = Path(os.environ.get("ENVHIVE_PEER_CACHE") or Path(__file__).parents[2] / ".cache" / "peers")
 
 START_S: Final = 60.0
 """A peer takes 4 s to import on an idle machine, and machines are not always idle."""
@@ -118,21 +118,23 @@ def serve_theirs(tmp_path_factory: pytest.TempPathFactory) -> ServeTheirs:
 
 
 @contextmanager
-def serving(command: list[str], environ: dict[str, str], log: Path) -> Iterator[str]:
+def serving(command: list[str], environ: dict[str, str], log: Path, cwd: Path = SCRIPTS) -> Iterator[str]:
     """Run a server and give its address."""
     port = free_port()
     command = [*command, "--host", "127.0.0.1", "--port", str(port)]
-    with running(command, environ, log, stdin=subprocess.DEVNULL) as process:
+    with running(command, environ, log, cwd=cwd, stdin=subprocess.DEVNULL) as process:
         wait_until_healthy(process, port, log)
         yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
-def running(command: list[str], environ: dict[str, str], log: Path, **pipes: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a process in the scripts' folder; what it says goes to `log`, which a failing test shows."""
+def running(
+    command: list[str], environ: dict[str, str], log: Path, cwd: Path = SCRIPTS, **pipes: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a process; what it says goes to `log`, which a failing test shows."""
     with log.open("w") as output:
         pipes = {"stdout": output, "stderr": output, **pipes}
-        process = subprocess.Popen(command, cwd=SCRIPTS, env=environ, text=True, **pipes)
+        process = subprocess.Popen(command, cwd=cwd, env=environ, text=True, **pipes)
         _logs.append(log)
         try:
             with process:  # closes its pipes

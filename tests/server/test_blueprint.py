@@ -121,14 +121,27 @@ def test_a_class_that_does_not_gets_one_session_and_the_reason() -> None:
     assert limit.reason == "as CountingEnvironment does not set SUPPORTS_CONCURRENT_SESSIONS = True"
 
 
-@pytest.mark.parametrize("wanted", [1, 2, 5000])
+@pytest.mark.parametrize("wanted", [2, 5000])
 def test_what_is_wanted_is_the_limit(wanted: int) -> None:
     limit = session_limit(blueprint(counting()), wanted)
     assert (limit.sessions, limit.reason) == (wanted, "as configured")
 
 
 def test_one_session_needs_no_support() -> None:
-    assert session_limit(blueprint(lone()), 1).sessions == 1
+    limit = session_limit(blueprint(lone()), 1)
+    assert (limit.sessions, limit.reason) == (1, "as configured")
+
+
+def test_one_session_of_a_class_that_supports_more_tells_how_to_get_them() -> None:
+    limit = session_limit(blueprint(counting()), 1)
+    assert limit.sessions == 1
+    assert limit.reason == "as configured (though CountingEnvironment supports more: see --max-sessions)"
+
+
+@pytest.mark.parametrize("wanted", [1, 64])
+def test_a_limit_from_the_command_line_tells_which_one_it_replaced(wanted: int) -> None:
+    limit = session_limit(blueprint(counting()), wanted, overruled=8)
+    assert (limit.sessions, limit.reason) == (wanted, "as --max-sessions has it, not 8 as the app's code has")
 
 
 def test_more_than_one_session_needs_support() -> None:

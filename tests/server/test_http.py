@@ -110,18 +110,21 @@ def test_health_metadata_and_schema(http: TestClient) -> None:
     assert (health["status"], health["active_sessions"], health["max_sessions"]) == ("healthy", 0, 1000)
     assert http.get("/metadata").json()["name"] == "CountingEnvironment"
     schema = http.get("/schema").json()
-    assert schema.keys() == {"action", "observation", "state"}
+    assert schema.keys() == {"action", "observation", "state", "reset_observation"}
     assert "by" in schema["action"]["properties"]
     assert "total" in schema["observation"]["properties"]
     assert "step_count" in schema["state"]["properties"]
 
 
-def test_a_reset_observation_is_in_the_schema_where_it_is_declared(env: type[Counting]) -> None:
+def test_a_reset_observation_is_in_the_schema_declared_or_not(env: type[Counting]) -> None:
     class First(Observation):
         rules: str = ""
 
     with TestClient(create_app(env, Move, Seen, reset_observation_cls=First)) as client:
         assert "rules" in client.get("/schema").json()["reset_observation"]["properties"]
+    with TestClient(create_app(env, Move, Seen)) as client:
+        schema = client.get("/schema").json()
+        assert schema["reset_observation"] == schema["observation"]  # as OpenEnv has it, where none is declared
 
 
 def test_an_unhealthy_server_answers_503() -> None:

@@ -31,24 +31,24 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def reset(self, **kwargs: Any) -> StepResult[ObsT]:
         """See `EnvClient.reset`."""
-        return _run(self._client.reset(**kwargs))
+        return run_in_background(self._client.reset(**kwargs))
 
     def step(self, action: ActT, timeout_s: float | None = None) -> StepResult[ObsT]:
         """See `EnvClient.step`."""
-        return _run(self._client.step(action, timeout_s))
+        return run_in_background(self._client.step(action, timeout_s))
 
     def state(self) -> StateT:
         """See `EnvClient.state`."""
-        return _run(self._client.state())
+        return run_in_background(self._client.state())
 
     def connect(self) -> Self:
         """See `EnvClient.connect`."""
-        _run(self._client.connect())
+        run_in_background(self._client.connect())
         return self
 
     def close(self) -> None:
         """See `EnvClient.close`."""
-        _run(self._client.close())
+        run_in_background(self._client.close())
 
     def disconnect(self) -> None:
         """The same as `close`."""
@@ -91,7 +91,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_background)
 
 
-def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_in_background(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the shared event loop, and wait for it."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _background.loop())
     try:
         return future.result()

@@ -69,16 +69,22 @@ class Limit:
     """The environment's class, where it became known on the way."""
 
 
-def session_limit(blueprint: Blueprint, wanted: int | None) -> Limit:
+def session_limit(blueprint: Blueprint, wanted: int | None, overruled: int | None = None) -> Limit:
     """The limit to serve with; raises when more is wanted than the environment allows."""
+    reason = (
+        "as configured" if overruled is None else f"as --max-sessions has it, not {overruled} as the app's code has"
+    )
     if wanted == 1:
-        return Limit(1, "as configured", underlying_class(blueprint.factory))
+        known = underlying_class(blueprint.factory)
+        if overruled is None and getattr(known, "SUPPORTS_CONCURRENT_SESSIONS", False):
+            reason += f" (though {known.__name__} supports more: see --max-sessions)"  # type: ignore[union-attr]
+        return Limit(1, reason, known)
     cls = underlying_class(blueprint.factory) or _class_by_trial(blueprint)
     concurrent = getattr(cls, "SUPPORTS_CONCURRENT_SESSIONS", False)
     if wanted is not None:
         if not concurrent:
             raise ConcurrencyConfigurationError(cls.__name__, wanted)
-        return Limit(wanted, "as configured", cls)
+        return Limit(wanted, reason, cls)
     if concurrent:
         return Limit(DEFAULT_MAX_SESSIONS, f"the default, as {cls.__name__} supports concurrent sessions", cls)
     return Limit(1, f"as {cls.__name__} does not set SUPPORTS_CONCURRENT_SESSIONS = True", cls)

@@ -31,6 +31,8 @@ class ServerConfig:
     port: int = 8000
     workers: int = 1
     max_sessions: int | None = None
+    overruled_max_sessions: int | None = None
+    """What an app's own code asked for, where the command line asks for something else."""
     session_timeout: float | None = None
     mode: ServerMode = ServerMode.SIMULATION
     log_level: str = "info"
@@ -110,7 +112,9 @@ def config_for_app(
     if concurrency_config is not None:
         given["max_sessions"] = concurrency_config.max_concurrent_envs
         given["session_timeout"] = concurrency_config.session_timeout
-    return replace(ServerConfig.resolve(**given), **_forced)
+    asked, got = given["max_sessions"], _forced.get("max_sessions")
+    overruled = asked if got is not None and asked != got else None
+    return replace(ServerConfig.resolve(**given), **_forced, overruled_max_sessions=overruled)
 
 
 def as_mode(value: ServerMode | str) -> ServerMode:

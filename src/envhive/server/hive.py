@@ -68,7 +68,7 @@ class Hive:
         self.blueprint = blueprint
         self.config = config
         self.mode = config.mode
-        self.limit = session_limit(blueprint, config.max_sessions)
+        self.limit = session_limit(blueprint, config.max_sessions, config.overruled_max_sessions)
         self.sessions: dict[str, Session] = {}
         self.crew = current_crew()
         self.shared: SharedPlaces | None = None

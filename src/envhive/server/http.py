@@ -278,9 +278,8 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
             "action": blueprint.action_cls,
             "observation": blueprint.observation_cls,
             "state": blueprint.state_cls,
+            "reset_observation": blueprint.reset_observation_cls or blueprint.observation_cls,
         }
-        if blueprint.reset_observation_cls is not None:
-            classes["reset_observation"] = blueprint.reset_observation_cls
         return {name: json_schema(cls) for name, cls in classes.items()}
 
 

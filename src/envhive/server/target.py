@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import yaml
 
+from envhive import compat
 from envhive.envs import SHIPPED
 from envhive.errors import TargetError
 from envhive.inspection import infer_models, underlying_class
@@ -53,13 +54,15 @@ def _sample_action(action_cls: type[Any]) -> Any:
 def load_target(target: str, settings: dict[str, Any] | None = None) -> Target:
     """Resolve a target; raises `TargetError`, which says what was looked for and not found.
 
-    `settings` are keywords for the constructor of an environment class.
+    `settings` are keywords for the constructor of an environment class. What it loads may import OpenEnv's names: it
+    gets EnvHive's.
     """
     if target in SHIPPED:
         shipped = SHIPPED[target]
         if hint := shipped.hint():
             raise TargetError(f"{target} needs {', '.join(shipped.missing())}: {hint}")
         return Target(_app_from_reference(shipped.reference, env_name=target, settings=settings), target)
+    compat.install()
     if target and Path(target).is_dir():
         return _load_folder(Path(target), settings)
     if ":" in target:
@@ -81,10 +84,18 @@ def _load_folder(folder: Path, settings: dict[str, Any] | None) -> Target:
     # has a package of that name in it.
     package = reference.split(":", 1)[0].split(".", 1)[0]
     inside = package != folder.name or (folder / package).is_dir()
+    name = str(manifest.get("name") or folder.name)
     os.chdir(folder)
     _import_from(folder if inside else folder.parent)
-    app = _app_from_reference(reference, env_name=None, settings=settings)
-    return Target(app, str(manifest.get("name") or folder.name))
+    if inside and str(folder.parent) not in sys.path:
+        sys.path.append(str(folder.parent))  # where an installed copy would be: some import their own package by name
+    try:
+        return Target(_app_from_reference(reference, env_name=None, settings=settings), name)
+    except ImportError as error:
+        if not inside or "beyond top-level package" not in str(error):
+            raise
+        # Its modules import each other as parts of one package, which only its parent folder can offer.
+        return Target(_app_from_reference(f"{folder.name}.{reference}", env_name=None, settings=settings), name)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -142,6 +153,8 @@ def _import_reference(reference: str) -> Any:
         raise TargetError(f"{reference!r} must name a module and something in it, as in package.module:EnvClass.")
     try:
         found: Any = importlib.import_module(module_name)
+    except compat.NotMappedError as error:
+        raise TargetError(f"{module_name} cannot be loaded. {error}") from error
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise TargetError(f"{module_name} needs the module {error.name!r}, which is not installed.") from error

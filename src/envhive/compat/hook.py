@@ -1,0 +1,141 @@
+"""The import hook: modules that carry OpenEnv's names and hold EnvHive's things, in this process alone."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, spec_from_loader
+from types import ModuleType
+from typing import Any, Final
+
+from envhive.compat.names import ELSEWHERE, MODULES, NEEDS
+from envhive.errors import ConfigurationError
+
+ROOTS: Final = {"openenv": "openenv", "openenv_core": "openenv.core", "core": "openenv.core"}
+"""The packages that environments import from, and what each is in the table."""
+
+logger: Final = logging.getLogger("envhive.server")
+
+
+class NotMappedError(ModuleNotFoundError):
+    """A name of OpenEnv's that EnvHive does not have."""
+
+    def __init__(self, wanted: str) -> None:
+        parent, _, name = wanted.rpartition(".")
+        if find_real("openenv") is None:
+            advice = (
+                "If it is one of OpenEnv's further modules, install openenv beside EnvHive: it is then taken from there"
+            )
+        else:
+            advice = "Nor does the openenv that is installed here have a module of that name"
+        super().__init__(f"EnvHive stands in for {parent}, and has no {name!r} in it. {advice}.")
+        # Not as `name`: `from package import wanted` would then hide this error behind one that says less.
+        self.wanted = wanted
+
+
+class AliasModule(ModuleType):
+    """A module of OpenEnv's name. What is in it is looked up when it is asked for."""
+
+    def __init__(self, name: str, key: str) -> None:
+        super().__init__(name, f"EnvHive's part of {key}.")
+        self.__key = key
+        missing = {name for package, names in NEEDS.items() if find_spec(package) is None for name in names}
+        self.__all__ = sorted(set(MODULES[key]) - missing - {"__version__"})
+
+    def __getattr__(self, name: str) -> Any:
+        known = {**ELSEWHERE.get(self.__key, {}), **MODULES[self.__key]}
+        if name.startswith("__") and name not in known:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if f"{self.__key}.{name}" in MODULES:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        home, _, attribute = known.get(name, "").partition(":")
+        try:
+            if not home:
+                raise NotMappedError(f"{self.__name__}.{name}")
+            value = getattr(importlib.import_module(home), attribute)
+        except NotMappedError as error:
+            raise AttributeError(str(error)) from error
+        except ConfigurationError as error:  # a package that only this name needs is not installed
+            raise ImportError(str(error)) from error
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self.__dict__, *self.__all__})
+
+
+class AliasLoader(Loader):
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return AliasModule(spec.name, self._key)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """There is nothing to run."""
+
+
+class AliasFinder(MetaPathFinder):
+    """Finds OpenEnv's modules before anything else does, so that it does not matter whether OpenEnv is installed.
+
+    Modules that EnvHive does not replace come from the installed OpenEnv, if there is one. What they import from the
+    replaced ones is EnvHive's, so no class is there twice.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        root, _, rest = fullname.partition(".")
+        if root not in ROOTS:
+            return None
+        if root == "core" and find_real("core") is not None and (not rest or PathFinder.find_spec(fullname, path)):
+            return None  # the folder has a package of this everyday name; what it holds is its own
+        key = f"{ROOTS[root]}.{rest}" if rest else ROOTS[root]
+        if key in MODULES:
+            # Every one is a package, so that Python asks here, too, for names that are not in it.
+            return spec_from_loader(fullname, AliasLoader(key), origin="envhive.compat", is_package=True)
+        found = PathFinder.find_spec(fullname, path) if path else find_real(key, fullname)
+        if found is None:
+            if root == "core" and find_real("core") is not None:
+                return None
+            raise NotMappedError(fullname)
+        return found
+
+
+def find_real(key: str, fullname: str | None = None) -> ModuleSpec | None:
+    """Where an installed module is, looked for without importing any."""
+    places: Sequence[str] | None = None
+    *parents, _ = parts = key.split(".")
+    for parent in parents:
+        found = PathFinder.find_spec(parent, places)
+        if found is None or found.submodule_search_locations is None:
+            return None
+        places = list(found.submodule_search_locations)
+    return PathFinder.find_spec(fullname or parts[-1], places)
+
+
+_finder: Final = AliasFinder()
+
+
+def install() -> bool:
+    """Have this process import EnvHive's things under OpenEnv's names. False if it is too late for that."""
+    if _finder in sys.meta_path:
+        return True
+    loaded = sys.modules.get("openenv")
+    if loaded is not None and not isinstance(loaded, AliasModule):
+        logger.warning("OpenEnv itself was imported before EnvHive could stand in for it, and will be used")
+        return False
+    sys.meta_path.insert(0, _finder)
+    return True
+
+
+def uninstall() -> None:
+    """Take the hook out again, and forget what was imported through it."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    for name in [name for name, module in sys.modules.items() if isinstance(module, AliasModule)]:
+        del sys.modules[name]

@@ -1,0 +1,138 @@
+"""Which of OpenEnv's names are which of EnvHive's. Names of `openenv` 0.10.0 and of the older `openenv_core`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+Names = dict[str, str]
+
+
+def _from(home: str, *names: str) -> Names:
+    return {name: f"{home}:{name}" for name in names}
+
+
+_TYPES: Final = _from(
+    "envhive.types",
+    *("Action", "ConcurrencyConfig", "EnvironmentMetadata", "HealthStatus", "Observation", "ServerCapacityStatus"),
+    *("ServerMode", "SessionInfo", "State"),
+) | _from(
+    "envhive.compat.messages",
+    *("BaseMessage", "CodeExecResult", "GetTaskRangeRequest", "GetTaskRequest", "HealthResponse", "ListTasksRequest"),
+    *("NumTasksRequest", "ResetRequest", "ResetResponse", "Scalar", "SchemaResponse", "StepRequest", "StepResponse"),
+    *("WSCloseMessage", "WSErrorCode", "WSErrorResponse", "WSIncomingMessage", "WSObservationResponse"),
+    *("WSResetMessage", "WSStateMessage", "WSStateResponse", "WSStepMessage"),
+)
+_INTERFACES: Final = _from("envhive.environment", "Environment", "Transform") | _from(
+    "envhive.compat.interfaces", "Message", "ModelTokenizer", "TaskProvider"
+)
+_TRANSFORMS: Final = _from("envhive.compat.interfaces", "CompositeTransform", "NullTransform")
+_APPS: Final = _from("envhive.server.app", "HTTPEnvServer", "create_app", "create_fastapi_app")
+_PAGES: Final = {
+    # There is no page yet: the same app without one.
+    "create_web_interface_app": "envhive.server.app:create_app",
+    "load_environment_metadata": "envhive.compat.metadata:load_environment_metadata",
+}
+_SERIALIZATION: Final = _from(
+    "envhive.compat.serialization",
+    *("deserialize_action", "deserialize_action_with_preprocessing", "serialize_observation"),
+)
+_EXCEPTIONS: Final = _from(
+    "envhive.errors",
+    *("ConcurrencyConfigurationError", "EnvironmentFactoryError", "SessionCapacityError", "SessionNotFoundError"),
+) | {"OpenEnvError": "envhive.errors:EnvHiveError", "SessionCreationError": "envhive.errors:SessionError"}
+_TOOLS: Final = _from(
+    "envhive.tools",
+    *("CallToolAction", "CallToolObservation", "ListToolsAction", "ListToolsObservation", "RESERVED_TOOL_NAMES"),
+    *("Tool", "ToolError", "ToolErrorType"),
+)
+_MCP_TYPES: Final = _TOOLS | _from(
+    "envhive.compat.messages",
+    *("JsonRpcError", "JsonRpcErrorCode", "JsonRpcRequest", "JsonRpcResponse", "McpMethod"),
+    *("WSMCPMessage", "WSMCPResponse"),
+)
+_MCP: Final = _from("envhive.mcp_environment", "MCPEnvironment")
+_ROUTES: Final = _from("envhive.compat.routes", "GetEndpointConfig")
+_RUBRICS: Final = {
+    "base": _from("envhive.rubrics", "Rubric"),
+    "containers": _from("envhive.rubrics", "Gate", "RubricDict", "RubricList", "Sequential", "WeightedSum"),
+    "llm_judge": _from("envhive.rubrics", "LLMJudge"),
+    "trajectory": _from("envhive.rubrics", "ExponentialDiscountingTrajectoryRubric", "TrajectoryRubric"),
+}
+_STEP_RESULT: Final = _from("envhive.types", "StepResult")
+_CLIENT: Final = _from("envhive.client.client", "EnvClient")
+_GENERIC: Final = _from("envhive.client.client", "GenericEnvClient") | _from("envhive.compat.clients", "GenericAction")
+_SYNC: Final = _from("envhive.client.sync", "SyncEnvClient")
+_MCP_CLIENT: Final = {
+    "MCPClientBase": "envhive.client.mcp:MCPToolClient",
+    "MCPToolClient": "envhive.client.mcp:MCPToolClient",
+}
+_HTTP_CLIENT: Final = _from("envhive.compat.clients", "HTTPEnvClient")
+_PROVIDERS: Final = _from(
+    "envhive.compat.providers",
+    *("ContainerProvider", "DockerSwarmProvider", "KubernetesProvider", "LocalDockerProvider", "RuntimeProvider"),
+)
+_ENV_SERVER: Final = {
+    **_TYPES,
+    **_INTERFACES,
+    **_TRANSFORMS,
+    **_APPS,
+    **_PAGES,
+    **_SERIALIZATION,
+    **_EXCEPTIONS,
+    **_MCP_TYPES,
+    **_MCP,
+    **_ROUTES,
+}
+_CORE: Final = {**_ENV_SERVER, **_STEP_RESULT, **_CLIENT, **_GENERIC, **_SYNC, **_MCP_CLIENT, **_HTTP_CLIENT}
+
+MODULES: Final[dict[str, Names]] = {
+    "openenv": {**_GENERIC, **_SYNC, "__version__": "envhive.compat.names:VERSION"},
+    "openenv.core": _CORE,
+    "openenv.core.client_types": _STEP_RESULT,
+    "openenv.core.containers": {},
+    "openenv.core.containers.runtime": _PROVIDERS | _from("envhive.compat.providers", "UVProvider"),
+    "openenv.core.containers.runtime.providers": _PROVIDERS,
+    "openenv.core.containers.runtime.uv_provider": _from("envhive.compat.providers", "UVProvider"),
+    "openenv.core.env_client": {**_CLIENT, **_STEP_RESULT},
+    "openenv.core.env_server": _ENV_SERVER,
+    "openenv.core.env_server.base_transforms": {**_TRANSFORMS, **_from("envhive.environment", "Transform")},
+    "openenv.core.env_server.exceptions": _EXCEPTIONS,
+    "openenv.core.env_server.http_server": {**_APPS, **_TYPES, **_INTERFACES, **_SERIALIZATION, **_EXCEPTIONS},
+    "openenv.core.env_server.interfaces": {
+        **_INTERFACES,
+        **_from("envhive.types", "Action", "EnvironmentMetadata", "Observation", "State"),
+        **_from("envhive.environment", "ActT", "ObsT", "StateT"),
+    },
+    "openenv.core.env_server.mcp_environment": {**_MCP, **_TOOLS, **_from("envhive.types", "Action", "Observation")},
+    "openenv.core.env_server.mcp_types": _MCP_TYPES,
+    "openenv.core.env_server.route_config": {
+        **_ROUTES,
+        **_from("envhive.compat.routes", "register_get_endpoints"),
+    },
+    "openenv.core.env_server.serialization": _SERIALIZATION,
+    "openenv.core.env_server.types": _TYPES,
+    "openenv.core.env_server.web_interface": _PAGES,
+    "openenv.core.generic_client": _GENERIC,
+    "openenv.core.http_env_client": {**_HTTP_CLIENT, **_STEP_RESULT},
+    "openenv.core.mcp_client": _MCP_CLIENT,
+    "openenv.core.rubrics": {name: home for names in _RUBRICS.values() for name, home in names.items()},
+    **{f"openenv.core.rubrics.{module}": names for module, names in _RUBRICS.items()},
+    "openenv.core.sync_client": _SYNC,
+    "openenv.core.utils": _from("envhive.compat.clients", "convert_to_ws_url", "run_async_safely"),
+}
+"""Each module, with where its names are. `openenv_core` and `core` are the same as `openenv.core`."""
+
+ELSEWHERE: Final[dict[str, Names]] = {
+    "openenv": _from("openenv.auto", "AutoAction", "AutoEnv"),
+    "openenv.core": _from(
+        "openenv.core.llm_client",
+        *("AnthropicClient", "LLMClient", "LLMResponse", "OpenAIClient", "ToolCall", "create_llm_client"),
+    ),
+}
+"""Names that are only there if OpenEnv is installed, as they come from modules that EnvHive does not replace."""
+
+NEEDS: Final = {"fastmcp": ("MCPEnvironment",)}
+"""Names that need a package of their own; `import *` leaves them out where it is not installed."""
+
+VERSION: Final = "0.10.0"
+"""Of the OpenEnv whose names these are."""

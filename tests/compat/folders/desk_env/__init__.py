@@ -1,0 +1,3 @@
+from .client import DeskEnv
+
+__all__ = ["DeskEnv"]

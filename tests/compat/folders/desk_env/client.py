@@ -1,0 +1,5 @@
+from openenv.core.mcp_client import MCPToolClient
+
+
+class DeskEnv(MCPToolClient):
+    """A desk with tools on it."""

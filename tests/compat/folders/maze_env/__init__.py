@@ -1,0 +1,4 @@
+from .client import MazeEnv
+from .models import MazeAction, MazeObservation, MazeState
+
+__all__ = ["MazeAction", "MazeEnv", "MazeObservation", "MazeState"]

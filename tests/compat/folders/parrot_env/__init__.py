@@ -1,0 +1,4 @@
+from .client import ParrotEnv
+from .models import ParrotAction, ParrotObservation
+
+__all__ = ["ParrotAction", "ParrotEnv", "ParrotObservation"]

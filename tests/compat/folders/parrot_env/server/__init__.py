@@ -1,0 +1,3 @@
+from .parrot_environment import ParrotEnvironment
+
+__all__ = ["ParrotEnvironment"]
