@@ -19,7 +19,7 @@ import pytest
 from websockets.sync.client import connect
 
 from tests.compat.cases import CASES, FOLDERS, Case, ask
-from tests.compat.conftest import our_environ, serve_command
+from tests.compat.conftest import both_installed, our_environ, serve_command
 from tests.integration.conftest import clean_environ, serving
 
 pytestmark = pytest.mark.integration
@@ -170,23 +170,22 @@ def peers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.folder)
 def test_the_replies_are_those_of_openenv(
     case: Case, our_python: Path, peer_python: Path, peers_folder: Path, tmp_path: Path
 ) -> None:
+    before = contents(case.path)
     with serve(our_python, case.folder, tmp_path / "ours.log") as url:
         ours = comparable(ask(url, case))
+    assert contents(case.path) == before
     expected = comparable(theirs(case, peer_python, peers_folder))
     assert list(ours) == list(expected)
     for question, answer in expected.items():
         assert ours[question] == answer, question
-
-
-def test_the_folders_are_not_changed_by_serving_them() -> None:
-    done = subprocess.run(
-        ["git", "status", "--porcelain", "--", str(FOLDERS)], cwd=FOLDERS, capture_output=True, text=True, check=True
-    )
-    assert not [line for line in done.stdout.splitlines() if not line.startswith(("??", "A "))]
 
 
 # What is EnvHive's own.
@@ -264,6 +263,26 @@ def test_a_class_that_does_not_allow_more_is_not_given_more(tmp_path: Path) -> N
     assert "LampEnvironment cannot serve 3 sessions at once" in done.stderr
 
 
+def test_what_envhive_does_not_replace_comes_from_the_installed_openenv(tmp_path: Path) -> None:
+    script = """
+from envhive import compat
+compat.install()
+from openenv.core import LLMClient, create_llm_client
+from openenv.core.tools.git_server_client import GitServerClient
+from openenv.core.harness.tools import __name__ as harness
+import envhive, openenv.core.env_server as server, sys
+assert server.Action is envhive.Action and server.Environment is envhive.Environment
+replaced = ("openenv.core.env_server.types", "openenv.core.env_client")
+real = [name for name in replaced if getattr(sys.modules.get(name), "__file__", None)]
+print(LLMClient.__module__, GitServerClient.__module__, harness, real)
+"""
+    done = subprocess.run(
+        [both_installed(), "-c", script], env=our_environ(), cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    expected = "openenv.core.llm_client openenv.core.tools.git_server_client openenv.core.harness.tools []"
+    assert done.stdout.strip() == expected, done.stderr
+
+
 # The folders' own clients.
 
 PARROT_CLIENT = """
@@ -288,7 +307,7 @@ async def main():
         try:
             await env.call_tool("subtract")
         except Exception as error:
-            print(type(error).__name__, "tool_not_found" in str(error))
+            print(type(error).__name__, error.error_type)
 asyncio.run(main())
 with DeskEnv(base_url=URL).sync() as env:
     print(len(env.list_tools()), env.call_tool("add", a=1), env.get_tool("count").name, env.has_tool("nothing"))
@@ -317,7 +336,7 @@ with Parrot(URL) as env:
                 "['write_note', 'add', 'count'] True False",
                 "42",
                 "1 note(s)",
-                "ExecutionError True",
+                "ToolCallError tool_not_found",
                 "3 2 count False",
             ],
         ),

@@ -4,5 +4,5 @@ from ..models import MazeAction, MazeObservation, MazeState
 from .environment import MazeEnvironment
 
 app = create_fastapi_app(
-    MazeEnvironment, MazeAction, MazeObservation, max_concurrent_envs=8, state_cls=MazeState
+    MazeEnvironment, MazeAction, MazeObservation, max_concurrent_envs=512, state_cls=MazeState
 )
