@@ -25,9 +25,7 @@ from envhive.scaffold.project import DEFAULT_GYM_ID, KINDS, Project, write_proje
     show_default=True,
     help="basic is a small game with typed models; mcp has tools for agents; gymnasium wraps an environment of theirs.",
 )
-@click.option(
-    "--gym-id", help=f"Which environment --kind gymnasium wraps.  [default: {DEFAULT_GYM_ID}]", metavar="ID"
-)
+@click.option("--gym-id", help=f"Which environment --kind gymnasium wraps.  [default: {DEFAULT_GYM_ID}]", metavar="ID")
 @click.option(
     "--with-server",
     is_flag=True,

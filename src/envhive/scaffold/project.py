@@ -110,7 +110,9 @@ class Project:
             "envhive_names": "create_app",
         }
         if self.kind == "mcp":
-            words["sample_action"] = '{"type": "call_tool", "tool_name": "weigh", "arguments": {"left": [0], "right": [1]}}'
+            words["sample_action"] = (
+                '{"type": "call_tool", "tool_name": "weigh", "arguments": {"left": [0], "right": [1]}}'
+            )
             words |= {"action_cls": "Action", "observation_cls": "Observation"}
             words["envhive_names"] = "Action, Observation, create_app"
         if models is not None:

@@ -67,39 +67,44 @@ def field_for(space: Any, description: str, *, bounded: bool) -> Field:
     kind = type(space).__name__
     if kind == "Discrete":
         low, high = int(space.start), int(space.start + space.n - 1)
-        limits = f"ge={low}, le={high}, " if bounded else ""
-        source = f'int = Field({limits}description="{description}: {low} to {high}")'
+        limits = [f"ge={low}", f"le={high}"] if bounded else []
+        source = _source("int", *limits, f'description="{description}: {low} to {high}"')
         return Field(source, "action.action", "int(observation)", low)
     if kind == "Text":
-        return Field(f'str = Field(description="{description}")', "action.action", "str(observation)", "a")
+        return Field(_source("str", f'description="{description}"'), "action.action", "str(observation)", "a")
     if kind not in ("Box", "MultiDiscrete", "MultiBinary"):
         raise ConfigurationError(
             f"A space of the kind {kind} has no model here. Begin with --kind basic, and write the models by hand."
         )
     item = "float" if space.dtype.kind == "f" else "int"
     sample = 0.0 if item == "float" else 0
-    limits = _limits(space, kind, item) if bounded else None
-    if limits is not None:
-        item = f"Annotated[{item}, Field({limits})]"
+    bounds = _bounds(space, kind, item) if bounded else None
+    if bounds is not None:
+        item = f"Annotated[{item}, Field({bounds})]"
     shape = tuple(int(length) for length in space.shape)
     type_ = item
     for _ in shape:
         type_ = f"list[{type_}]"
-    outer = f"min_length={shape[0]}, max_length={shape[0]}, " if shape else ""
+    lengths = [f"min_length={shape[0]}", f"max_length={shape[0]}"] if shape else []
     shown = " x ".join(map(str, shape))
-    plain: Any = space.sample().tolist() if limits is not None else sample
-    if limits is None:
+    plain: Any = space.sample().tolist() if bounds is not None else sample
+    if bounds is None:
         for length in reversed(shape):
             plain = [plain] * length
     return Field(
-        f'{type_} = Field({outer}description="{description}: {shown} numbers")',
+        _source(type_, *lengths, f'description="{description}: {shown} number(s)"'),
         "np.asarray(action.action, dtype=self._env.action_space.dtype)",
         "observation.tolist()",
         plain if len(repr(plain)) < 60 else "...",
     )
 
 
-def _limits(space: Any, kind: str, item: str) -> str | None:
+def _source(type_: str, *arguments: str) -> str:
+    """One argument a line, which a formatter leaves as it is, however long the line would be."""
+    return f"{type_} = Field(\n" + "".join(f"        {argument},\n" for argument in arguments) + "    )"
+
+
+def _bounds(space: Any, kind: str, item: str) -> str | None:
     """The bounds that all numbers of a space share, if they do."""
     if kind == "MultiBinary":
         return "ge=0, le=1"
