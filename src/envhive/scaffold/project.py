@@ -26,13 +26,17 @@ _SUMMARIES: Final[dict[Kind, str]] = {
     "gymnasium": "{gym_id} from Gymnasium.",
 }
 _CHANGES: Final[dict[Kind, str]] = {
-    "basic": "`{package}/models.py` says what an action, an observation and the state are; `{package}/environment.py` what\n"
-    "they do. Put the reward and `done` on the observation.",
-    "mcp": "Each method of `{package}/environment.py` that is marked with `@tool` is a tool; its type hints are its schema and\n"
-    "its docstring is what agents read. Rewards are given in `step`.",
-    "gymnasium": "`{package}/models.py` was written from the spaces of {gym_id}. Give its fields the names and descriptions that\n"
-    "an agent should read.",
+    "basic": """\
+`{package}/models.py` says what an action, an observation and the state are; `{package}/environment.py` what they do.
+Put the reward and `done` on the observation.""",
+    "mcp": """\
+Each method of `{package}/environment.py` that is marked with `@tool` is a tool: its type hints are its schema, and its
+docstring is what agents read. Rewards are given in `step`.""",
+    "gymnasium": """\
+`{package}/models.py` was written from the spaces of {gym_id}. Give its fields the names and descriptions that an agent
+should read.""",
 }
+_TOOL_CALL: Final = '{"type": "call_tool", "tool_name": "weigh", "arguments": {"left": [0], "right": [1]}}'
 _DEPENDENCIES: Final[dict[Kind, tuple[str, ...]]] = {
     "basic": ("envhive>=0.1",),
     "mcp": ("envhive[mcp]>=0.1",),
@@ -110,9 +114,7 @@ class Project:
             "envhive_names": "create_app",
         }
         if self.kind == "mcp":
-            words["sample_action"] = (
-                '{"type": "call_tool", "tool_name": "weigh", "arguments": {"left": [0], "right": [1]}}'
-            )
+            words["sample_action"] = _TOOL_CALL
             words |= {"action_cls": "Action", "observation_cls": "Observation"}
             words["envhive_names"] = "Action, Observation, create_app"
         if models is not None:

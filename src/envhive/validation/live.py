@@ -1,0 +1,410 @@
+"""The third stage: a live server, used as trainers use it, and as they misuse it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from envhive import GenericEnvClient
+from envhive.checks import Broken, NotChecked, Report
+from envhive.errors import (
+    EnvHiveError,
+    EnvironmentFailureError,
+    InvalidMessageError,
+    RequestError,
+    SessionCapacityError,
+)
+from envhive.validation.trying import Answer, Repertoire, call, repertoire
+
+_SEED: Final = 42
+_STEPS: Final = 5
+_EPISODE: Final = "validate"
+_ACCIDENTS: Final = ("AttributeError", "has no attribute", "NoneType", "KeyError", "IndexError")
+_OPENENV_SCRIPT: Final = Path(__file__).with_name("openenv_episode.py")
+_OPENENV_IMPORT_S: Final = 60.0
+"""OpenEnv's client takes seconds to import."""
+
+
+class LiveChecks:
+    """The checks of one server.
+
+    Args:
+        url: Where the server is.
+        report: Where to tell what was found.
+        sessions: How many sessions to open at once.
+        actions: What to step with; made up from the schema if there are none.
+        timeout_s: How long any one request may take.
+        openenv_python: A Python that has OpenEnv; this one, if it has, when not given.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        report: Report,
+        *,
+        sessions: int = 8,
+        actions: list[Any] | None = None,
+        timeout_s: float = 30.0,
+        openenv_python: str | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.report = report
+        self.sessions = sessions
+        self.given = actions or []
+        self.timeout_s = timeout_s
+        self.openenv_python = openenv_python
+        self.repertoire = Repertoire()
+
+    async def run(self) -> None:
+        """All checks; those that need what an earlier one found are left out where that failed."""
+        schema: dict[str, Any] = {}
+        with self.report.checking("the server is healthy"):
+            await self._healthy()
+        if not self.report.passed:
+            return
+        with self.report.checking("it tells its schema"):
+            schema = await self._schema()
+        with self.report.checking("it tells what it is"):
+            await self._metadata()
+        if not schema:
+            return
+        before = await self._active_sessions()
+        with self.report.checking("a session can be had"):
+            self.repertoire = await self._find_repertoire(schema)
+        if not self.repertoire.good:
+            return
+        with self.report.checking("an episode runs"):
+            await self._one_episode()
+        if "an episode runs" in self.report.passed:
+            with self.report.checking("the same seed brings the same episode over the wire"):
+                await self._seeds()
+            with self.report.checking("sessions side by side do not disturb each other"):
+                await self._side_by_side()
+            with self.report.checking("the state counts the steps"):
+                await self._counting()
+        with self.report.checking("a step before reset is survived"):
+            await self._step_before_reset()
+        with self.report.checking("bad actions are refused, and the session lives"):
+            await self._bad_actions()
+        with self.report.checking("sessions that are closed give back their places"):
+            await self._places(before)
+        with self.report.checking("it can be used over HTTP alone"):
+            await self._http()
+        with self.report.checking("OpenEnv's own client can use it"):
+            await self._openenv()
+
+    # The checks.
+
+    async def _healthy(self) -> None:
+        answer = await self._ask("/health")
+        status = _document(answer).get("status")
+        if answer.status != 200 or status not in ("healthy", "degraded"):
+            raise Broken(
+                f"{self.url}/health answers {answer.status}, status {status!r}.",
+                f"`envhive doctor {self.url}` tells why.",
+            )
+
+    async def _schema(self) -> dict[str, Any]:
+        document = _document(await self._ask("/schema"))
+        missing = [role for role in ("action", "observation", "state") if not isinstance(document.get(role), dict)]
+        if missing:
+            raise Broken(
+                f"/schema has no {' and no '.join(missing)}.",
+                "Declare the types: derive from Environment[MyAction, MyObservation, MyState].",
+            )
+        schema: dict[str, Any] = document["action"]
+        return schema
+
+    async def _metadata(self) -> None:
+        answer = await self._ask("/metadata")
+        document = _document(answer)
+        if answer.status != 200:
+            raise Broken(
+                f"/metadata answers {answer.status}: {document.get('detail', '')}.",
+                "Let get_metadata() return an EnvironmentMetadata(name=..., description=...).",
+            )
+        if not document.get("name") or not document.get("description"):
+            raise Broken(
+                "/metadata has no name or no description.",
+                "Write a docstring on the class: its first line is the description.",
+                level="warning",
+            )
+
+    async def _find_repertoire(self, schema: dict[str, Any]) -> Repertoire:
+        try:
+            return await repertoire(self.url, schema, self.given, self.timeout_s)
+        except SessionCapacityError as error:
+            raise Broken(str(error), "Give the server room for the validation.") from None
+        except EnvHiveError as error:
+            raise Broken(f"{type(error).__name__}: {error}", "See the server's log for the traceback.") from None
+
+    async def _one_episode(self) -> None:
+        async with self._client() as client:
+            trace, _ = await self._episode(client)
+        for index, (observation, reward, _) in enumerate(trace):
+            where = "reset" if index == 0 else "step"
+            if not isinstance(observation, dict):
+                raise Broken(
+                    f"the observation of {where} arrives as {type(observation).__name__}.",
+                    "Return an Observation, or a class derived from it.",
+                )
+            if reward is not None and not isinstance(reward, (int, float)):
+                raise Broken(f"the reward of {where} arrives as {reward!r}.", "Make it a float: float(reward).")
+
+    async def _seeds(self) -> None:
+        async with self._client() as client:
+            first, _ = await self._episode(client)
+        async with self._client() as client:
+            second, _ = await self._episode(client)
+        if first != second:
+            where = next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
+            raise Broken(
+                f"two sessions with seed {_SEED} and the same actions differ at "
+                f"{'reset' if where == 0 else f'step {where}'}.",
+                "Draw all randomness from a generator that reset(seed) seeds, and keep clocks out of observations.",
+                level="warning",
+            )
+
+    async def _side_by_side(self) -> None:
+        alone = []
+        for _ in range(2):
+            async with self._client() as client:
+                alone.append(await self._episode(client))
+        async with AsyncExitStack() as stack:
+            clients = await self._open(stack)
+            if len(clients) < 2:
+                raise NotChecked("the server takes one session at a time")
+            beside = await asyncio.gather(*map(self._episode, clients))
+        for part, name in ((0, "observations"), (1, "states")):
+            if alone[0][part] != alone[1][part]:
+                continue  # it is not the same twice anyway, so nothing can be told from a difference
+            different = sum(episode[part] != alone[0][part] for episode in beside)
+            if different:
+                raise Broken(
+                    f"of {len(beside)} sessions at once with the same seed and actions, {different} got other {name} "
+                    f"than a session alone.",
+                    "Keep all state on the instance: no class attributes, globals or shared files that change.",
+                )
+
+    async def _counting(self) -> None:
+        async with self._client() as client:
+            await self._guard("reset", client.reset(seed=_SEED, episode_id=_EPISODE))
+            before = await self._guard("state", client.state())
+            result = await self._guard("step", client.step(self._action(0)))
+            after = await self._guard("state", client.state())
+        if not isinstance(after.get("step_count"), int):
+            raise Broken("the state has no step_count.", "Return a State, or a class derived from it.", level="warning")
+        if after["step_count"] - before.get("step_count", 0) != 1 and not result.done:
+            raise Broken(
+                f"step_count was {before.get('step_count')} before a step and {after['step_count']} after it.",
+                "Set it to 0 in reset, and add 1 in each step.",
+                level="warning",
+            )
+
+    async def _step_before_reset(self) -> None:
+        async with self._client() as client:
+            try:
+                await client.step(self._action(0), self.timeout_s)
+            except EnvironmentFailureError as error:
+                message = str(error)
+            except RequestError as error:
+                message = str(error)
+            except EnvHiveError as error:
+                raise Broken(
+                    f"a step before reset ends the session: {type(error).__name__}: {error}",
+                    "Raise an exception in step that says to reset first.",
+                ) from None
+            else:
+                return
+            await self._must_live(client, "a step before reset")
+        if any(accident in message for accident in _ACCIDENTS):
+            raise Broken(
+                f"a step before reset fails by accident: {message}",
+                "Set every attribute in __init__, and raise an error in step that says to reset first.",
+                level="warning",
+            )
+
+    async def _bad_actions(self) -> None:
+        taken: list[str] = []
+        async with self._client() as client:
+            await self._guard("reset", client.reset(seed=_SEED, episode_id=_EPISODE))
+            for what, action in self.repertoire.bad:
+                try:
+                    await client.step(action, self.timeout_s)
+                except InvalidMessageError:
+                    pass
+                except EnvironmentFailureError as error:
+                    raise Broken(
+                        f"{what} reached the environment, which failed: {error}",
+                        "Declare the action's fields with their types, so that such an action is refused.",
+                    ) from None
+                except EnvHiveError as error:
+                    raise Broken(
+                        f"{what} ends the session: {type(error).__name__}: {error}",
+                        "A bad action should be answered with VALIDATION_ERROR: serve it with `envhive serve`.",
+                    ) from None
+                else:
+                    taken.append(what)
+                await self._must_live(client, what)
+            await self._guard("reset after bad actions", client.reset(seed=_SEED, episode_id=_EPISODE))
+        if taken:
+            raise Broken(
+                f"{' and '.join(taken)} was taken as a good one.",
+                "Declare the action's fields with their types, and derive it from Action, which refuses other fields.",
+                level="warning",
+            )
+
+    async def _places(self, before: int | None) -> None:
+        if before is None:
+            raise NotChecked("the server does not tell how many sessions it has")
+        deadline = time.monotonic() + self.timeout_s
+        while (now := await self._active_sessions()) is not None and now > before:
+            if time.monotonic() > deadline:
+                raise Broken(
+                    f"{now - before} session(s) still hold a place {self.timeout_s:g} s after they were closed.",
+                    f"Look at what close() waits for: `envhive doctor {self.url}` shows it.",
+                )
+            await asyncio.sleep(0.05)
+
+    async def _http(self) -> None:
+        begun = await self._ask("/reset", "POST", {"seed": _SEED})
+        if begun.status in (404, 405):
+            raise NotChecked("the server offers no /reset (production mode)")
+        session = begun.headers.get("X-Session-Id")
+        named = {} if session is None else {"X_Session_Id": session}
+        answers = [("/reset", begun), ("/step", await self._ask("/step", "POST", {"action": self._action(0)}, **named))]
+        answers.append(("/state", await self._ask("/state", **named)))
+        if session is not None:
+            answers.append(("/close", await self._ask("/close", "POST", **named)))
+        for path, answer in answers:
+            # Without a session each call gets a fresh environment, which may well say to reset first.
+            if answer.status != 200 and (session is not None or path == "/reset"):
+                raise Broken(
+                    f"{path} answers {answer.status}: {_document(answer).get('detail', '')}.",
+                    "See the server's log for the traceback.",
+                )
+        refused = await self._ask("/step", "POST", {"action": [1, 2]})
+        if refused.status != 422:
+            raise Broken(f"/step answers {refused.status} to a bad action, not 422.", "Serve it with `envhive serve`.")
+
+    async def _openenv(self) -> None:
+        python = self.openenv_python or _python_with_openenv()
+        if python is None:
+            raise NotChecked(
+                "OpenEnv is not installed here; `pip install openenv`, or name a Python that has it: --openenv-python"
+            )
+        command = [python, str(_OPENENV_SCRIPT), self.url, json.dumps(self._action(0))]
+        try:
+            done = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, timeout=_OPENENV_IMPORT_S + self.timeout_s
+            )
+        except FileNotFoundError:
+            raise Broken(f"{python} is not there.", "Give --openenv-python the path of a Python.") from None
+        except subprocess.TimeoutExpired:
+            raise Broken("it did not get through an episode in time.", "Look at the server's log.") from None
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise Broken(f"it failed: {said}", "Look at the server's log; the message is OpenEnv's.")
+
+    # Using the server.
+
+    async def _ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answer:
+        try:
+            return await asyncio.to_thread(call, self.url + path, method, body, self.timeout_s, **headers)
+        except OSError as error:
+            raise Broken(
+                f"{self.url}{path} could not be asked: {getattr(error, 'reason', error)}.",
+                "Is the server running there? See its log.",
+            ) from None
+
+    async def _active_sessions(self) -> int | None:
+        answer = await self._ask("/health")
+        active = _document(answer).get("active_sessions")
+        return active if isinstance(active, int) else None
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[GenericEnvClient]:
+        client = GenericEnvClient(self.url, message_timeout_s=self.timeout_s)
+        try:
+            async with client:
+                yield client
+        except EnvHiveError as error:
+            raise Broken(f"{type(error).__name__}: {error}", "See the server's log for the traceback.") from None
+
+    async def _open(self, stack: AsyncExitStack) -> list[GenericEnvClient]:
+        """As many sessions as wanted, or as there is room for."""
+        clients: list[GenericEnvClient] = []
+        for _ in range(self.sessions):
+            client = GenericEnvClient(self.url, message_timeout_s=self.timeout_s)
+            try:
+                await stack.enter_async_context(client)
+                await client.reset(seed=_SEED, episode_id=_EPISODE)
+            except SessionCapacityError:
+                break
+            except EnvHiveError as error:
+                raise Broken(f"{type(error).__name__}: {error}", "See the server's log for the traceback.") from None
+            clients.append(client)
+        return clients
+
+    async def _episode(self, client: GenericEnvClient) -> tuple[list[tuple[Any, Any, bool]], Any]:
+        """What an episode shows, and the state at its end."""
+        results = [await self._guard("reset", client.reset(seed=_SEED, episode_id=_EPISODE))]
+        for index in range(_STEPS):
+            if results[-1].done:
+                break
+            results.append(await self._guard("step", client.step(self._action(index), self.timeout_s)))
+        state = await self._guard("state", client.state())
+        return [(each.observation, each.reward, each.done) for each in results], state
+
+    def _action(self, index: int) -> Any:
+        return self.repertoire.good[index % len(self.repertoire.good)]
+
+    async def _guard(self, what: str, request: Any) -> Any:
+        try:
+            return await request
+        except InvalidMessageError as error:
+            raise Broken(
+                f"{what} refuses the action that was made up for it: {error}",
+                "Give one that fits: --action '{...}'.",
+            ) from None
+        except EnvironmentFailureError as error:
+            raise Broken(f"{what} failed: {error}", "See the traceback in the server's log, or play it.") from None
+        except EnvHiveError as error:
+            raise Broken(f"{what} failed: {type(error).__name__}: {error}", "See the server's log.") from None
+
+    async def _must_live(self, client: GenericEnvClient, after: str) -> None:
+        try:
+            await client.state()
+        except EnvironmentFailureError:
+            pass  # its state may have nothing to tell before the first reset
+        except EnvHiveError as error:
+            raise Broken(
+                f"the session is gone after {after}: {type(error).__name__}: {error}",
+                "Raise exceptions, and do not end the thread or process that the environment runs in.",
+            ) from None
+
+
+def _document(answer: Answer) -> dict[str, Any]:
+    try:
+        document = answer.json()
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _python_with_openenv() -> str | None:
+    for name in ("openenv", "openenv-core"):
+        try:
+            importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return sys.executable
+    return None
