@@ -28,6 +28,7 @@ _SEED: Final = 42
 _STEPS: Final = 5
 _EPISODE: Final = "validate"
 _ACCIDENTS: Final = ("AttributeError", "has no attribute", "NoneType", "KeyError", "IndexError")
+_SEPARATE: Final = "Keep all state on the instance: no class attributes, globals or shared files that change."
 _OPENENV_SCRIPT: Final = Path(__file__).with_name("openenv_episode.py")
 _OPENENV_IMPORT_S: Final = 60.0
 """OpenEnv's client takes seconds to import."""
@@ -182,16 +183,23 @@ class LiveChecks:
             clients = await self._open(stack)
             if len(clients) < 2:
                 raise NotChecked("the server takes one session at a time")
-            beside = await asyncio.gather(*map(self._episode, clients))
+            beside = await asyncio.gather(*map(self._episode, clients), return_exceptions=True)
+        failed = [each for each in beside if isinstance(each, Broken)]
+        if failed:  # alone it did not
+            raise Broken(f"of {len(beside)} sessions at once {len(failed)} failed: {failed[0].problem}", _SEPARATE)
         for part, name in ((0, "observations"), (1, "states")):
             if alone[0][part] != alone[1][part]:
                 continue  # it is not the same twice anyway, so nothing can be told from a difference
-            different = sum(episode[part] != alone[0][part] for episode in beside)
+            different = 0
+            for episode in beside:
+                if isinstance(episode, BaseException):
+                    raise episode
+                different += episode[part] != alone[0][part]
             if different:
                 raise Broken(
                     f"of {len(beside)} sessions at once with the same seed and actions, {different} got other {name} "
                     f"than a session alone.",
-                    "Keep all state on the instance: no class attributes, globals or shared files that change.",
+                    _SEPARATE,
                 )
 
     async def _counting(self) -> None:

@@ -181,12 +181,10 @@ def _check_dockerfile(folder: Path, manifest: dict[str, Any]) -> None:
     words = [order.split(None, 1)[0].upper() for order in orders]
     if "FROM" not in words:
         raise Broken(f"{path} has no FROM.", "Begin it with `FROM python:3.12-slim`.")
-    start = next(
-        (order for order in reversed(orders) if order.split(None, 1)[0].upper() in ("CMD", "ENTRYPOINT")), None
-    )
-    if start is None:
+    starts = [order for order, word in zip(orders, words, strict=True) if word in ("CMD", "ENTRYPOINT")]
+    if not starts:
         raise Broken(f"{path} starts nothing.", 'End it with `CMD ["envhive", "serve", "."]`.')
-    plain = " ".join(re.findall(r"[\w./:=-]+", start))
+    plain = " ".join(re.findall(r"[\w./:=-]+", " ".join(starts)))
     says_host = "--host" in plain or any(re.match(r"ENV\b.*\bHOST[ =]", order) for order in orders)
     if re.search(r"\benvhive serve\b", plain) and not says_host:
         raise Broken(
