@@ -14,7 +14,7 @@ import envhive
 ROOT = Path(envhive.__file__).parent
 ORDER = [
     *("errors", "types", "tools", "environment", "toolbox", "mcp_environment", "inspection", "samples", "wire"),
-    *("checks", "client", "envs", "server", "bench", "scaffold", "validation", "cli", "__main__"),
+    *("checks", "client", "envs", "server", "bench", "scaffold", "validation", "hub", "cli", "__main__"),
 ]
 
 

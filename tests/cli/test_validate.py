@@ -92,7 +92,7 @@ FAULTS = [
     Fault(
         "a manifest that is no YAML",
         change("openenv.yaml", "name: game", "name: [game"),
-        *("static", "error", "is not YAML", "Mend the line"),
+        *("static", "error", "openenv.yaml cannot be read", "Mend the line"),
     ),
     Fault(
         "a manifest that names a missing module",

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from envhive.cli.completion import complete_target
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
 from envhive.server.auth import TOKENS_VARIABLE, Tokens
 from envhive.server.config import (
@@ -37,7 +38,7 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("target")
+@click.argument("target", shell_complete=complete_target)
 @click.option("--host", help="Address to listen on.  [env: HOST; default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.  [env: PORT; default: 8000]")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes behind the port.  [env: WORKERS; default: 1]")

@@ -11,7 +11,8 @@ from typing import Any, Final
 import yaml
 
 from envhive.checks import Broken, NotChecked, Report
-from envhive.server.target import MANIFEST
+from envhive.errors import TargetError
+from envhive.server.target import MANIFEST, read_manifest
 
 _NOT_OURS: Final = {".venv", "venv", "node_modules", "build", "dist", "__pycache__", ".git", ".tox"}
 _SERVERS: Final = ("envhive", "openenv", "openenv-core")
@@ -45,12 +46,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             "Write one with at least `name: ...` and `app: package.module:EnvClass`; `envhive init` shows a whole one.",
         )
     try:
-        manifest = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Broken(f"{path} is not YAML: {' '.join(str(error).split())}.", "Mend the line that it names.") from None
-    if not isinstance(manifest, dict) or not manifest:
-        raise Broken(f"{path} holds no mapping.", "Write `name: ...`, `app: ...` and so on, one a line.")
-    return manifest
+        return read_manifest(folder)
+    except TargetError as error:
+        raise Broken(str(error), "Mend the line that it names; `envhive init` shows a whole manifest.") from None
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
