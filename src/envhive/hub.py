@@ -113,7 +113,7 @@ def publish(upload: Upload) -> str:
         api.create_commit(upload.repo_id, operations, commit_message="Upload with envhive push", repo_type="space")
     except errors.HfHubHTTPError as error:
         raise ConfigurationError(_explain(error)) from None
-    # Where there is no way to the Hub: its releases since 1.0 name their HTTP library's error, before it was an OSError.
+    # Where there is no way to the Hub. Since 1.0 the library names its HTTP error; before, that was an OSError.
     except (getattr(errors, "HTTPError", OSError), OSError) as error:
         raise ConfigurationError(
             f"The Hub could not be reached: {error}. Try again; nothing is lost by doing it twice."

@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 
 from envhive.errors import ConfigurationError, TargetError
-from envhive.server.target import read_manifest
 
 
 @click.command(
@@ -43,6 +42,8 @@ def build(folder: Path, docker_options: tuple[str, ...], tag: str | None, dry_ru
 
 def default_tag(folder: Path) -> str:
     """The manifest's name, or the folder's, as Docker allows it."""
+    from envhive.server.target import read_manifest  # late: --help need not wait for a server's libraries
+
     try:
         name = str(read_manifest(folder).get("name") or "")
     except TargetError:

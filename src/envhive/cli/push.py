@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from envhive.checks import Report
 from envhive.hub import Upload, parse_setting, publish
 
 
@@ -72,7 +71,8 @@ def push(
 
 
 def _check(folder: Path) -> None:
-    from envhive.validation.static import check_folder  # late: --help need not wait for it
+    from envhive.checks import Report  # late: --help need not wait for them
+    from envhive.validation.static import check_folder
 
     report = Report(str(folder))
     check_folder(folder, report)
