@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envhive import GenericEnvClient
+from envhive.bench.servers import clean_environment
 from envhive.checks import Broken, NotChecked, Report
 from envhive.errors import (
     EnvHiveError,
@@ -312,7 +313,12 @@ class LiveChecks:
         command = [python, str(_OPENENV_SCRIPT), self.url, json.dumps(self._action(0))]
         try:
             done = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, timeout=_OPENENV_IMPORT_S + self.timeout_s
+                subprocess.run,
+                command,
+                env=None if self.openenv_python is None else clean_environment(),  # not this Python's paths
+                capture_output=True,
+                text=True,
+                timeout=_OPENENV_IMPORT_S + self.timeout_s,
             )
         except FileNotFoundError:
             raise Broken(f"{python} is not there.", "Give --openenv-python the path of a Python.") from None
