@@ -16,14 +16,13 @@ from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
 STAGES = ["static", "contract", "live"]
 
 
-def validate(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [ENVHIVE, "validate", *arguments], cwd=cwd, env=plain_environ(), capture_output=True, text=True, timeout=120
-    )
+def validate(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [ENVHIVE, "validate", *arguments]
+    return subprocess.run(command, env=plain_environ(**environ), capture_output=True, text=True, timeout=120)
 
 
-def report_on(*arguments: str, cwd: Path | None = None) -> tuple[int, dict[str, Any]]:
-    done = validate(*arguments, "--json", cwd=cwd)
+def report_on(*arguments: str, **environ: str) -> tuple[int, dict[str, Any]]:
+    done = validate(*arguments, "--json", **environ)
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
 
@@ -306,6 +305,14 @@ def test_a_running_server_is_checked_as_it_is() -> None:
         code, report = report_on(server.url, "--sessions", "16")
         assert (code, found_in(report), list(report["stages"])) == (0, [], ["live"])
         assert server.health()["active_sessions"] == 0
+
+
+def test_a_server_that_asks_for_a_token_is_checked_with_one() -> None:
+    with envhive_serve("echo", "--token", "ada:a-long-secret") as server:
+        code, report = report_on(server.url.replace("http", "ws"), ENVHIVE_TOKEN="a-long-secret")
+        assert (code, found_in(report)) == (0, [])
+        code, report = report_on(server.url)
+        assert (code, report["errors"] > 0) == (1, True)
 
 
 def test_a_server_that_is_not_there_is_said(folder: Path) -> None:

@@ -48,12 +48,11 @@ def play(target: str, seed: int | None) -> None:
     the action's schema. Where a running server asks for a token, set ENVHIVE_TOKEN.
     """
     from envhive.client.client import GenericEnvClient  # late: --help need not wait for them
-    from envhive.validation.serving import local_server
+    from envhive.validation.serving import http_url, is_url, local_server
 
-    is_url = "://" in target
-    with nullcontext() if is_url else local_server(target) as server:
-        url = target if server is None else server.url
-        schema = RunningServer(url.replace("ws", "http", 1) if url.startswith("ws") else url).ask("/schema")
+    with nullcontext() if is_url(target) else local_server(target) as server:
+        url = http_url(target) if server is None else server.url
+        schema = RunningServer(url).ask("/schema")
         try:
             with GenericEnvClient(url, message_timeout_s=None).sync() as env:
                 Table(env, schema["action"], input).play(seed)

@@ -11,6 +11,21 @@ from envhive.bench.servers import Recipe, RunningServer
 _INHERITED: Final = ("PYTHONPATH", "PYTHONHOME", "PYTHONPYCACHEPREFIX")
 
 
+def is_url(subject: str) -> bool:
+    """Whether a running server is meant, not something to serve."""
+    return subject.startswith(("http://", "https://", "ws://", "wss://"))
+
+
+def http_url(url: str) -> str:
+    """The address of a server's HTTP endpoints, whichever of its addresses is given.
+
+    Example:
+        >>> http_url("wss://games.example.org/")
+        'https://games.example.org'
+    """
+    return (url.replace("ws", "http", 1) if url.startswith("ws") else url).rstrip("/")
+
+
 def local_server(target: str, *options: str) -> RunningServer:
     """`envhive serve TARGET`, with its defaults, whatever this process's environment variables say."""
 

@@ -13,7 +13,7 @@ from envhive.errors import ConfigurationError
 from envhive.validation.live import LiveChecks
 from envhive.validation.outcome import StageName, Validation
 from envhive.validation.probe import check_contract
-from envhive.validation.serving import local_server
+from envhive.validation.serving import http_url, is_url, local_server
 from envhive.validation.static import check_folder
 
 
@@ -28,17 +28,12 @@ class Wishes:
     openenv_python: str | None = None
 
 
-def is_url(subject: str) -> bool:
-    return subject.startswith(("http://", "https://", "ws://", "wss://"))
-
-
 def validate(subject: str, wishes: Wishes, on_stage: Callable[[StageName], None] = lambda stage: None) -> Validation:
     """Check a folder, a target as `envhive serve` takes it, or a running server."""
     validation = Validation(subject)
     if is_url(subject):
         on_stage("live")
-        url = subject.replace("ws", "http", 1) if subject.startswith("ws") else subject
-        asyncio.run(_check_live(url, wishes, validation.stage("live")))
+        asyncio.run(_check_live(http_url(subject), wishes, validation.stage("live")))
         return validation
     if Path(subject).is_dir():
         on_stage("static")
