@@ -8,12 +8,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from envhive import GenericEnvClient
 from envhive.bench.servers import clean_environment
 from envhive.checks import Broken, NotChecked, Report
 from envhive.errors import (
@@ -23,11 +21,9 @@ from envhive.errors import (
     RequestError,
     SessionCapacityError,
 )
-from envhive.validation.trying import Answer, Repertoire, call, repertoire
+from envhive.validation.trying import Repertoire, repertoire
+from envhive.validation.visiting import EPISODE, SEED, Visitor, document_of
 
-_SEED: Final = 42
-_STEPS: Final = 5
-_EPISODE: Final = "validate"
 _ACCIDENTS: Final = ("AttributeError", "has no attribute", "NoneType", "KeyError", "IndexError")
 _SEPARATE: Final = "Keep all state on the instance: no class attributes, globals or shared files that change."
 _OPENENV_SCRIPT: Final = Path(__file__).with_name("openenv_episode.py")
@@ -35,7 +31,7 @@ _OPENENV_IMPORT_S: Final = 60.0
 """OpenEnv's client takes seconds to import."""
 
 
-class LiveChecks:
+class LiveChecks(Visitor):
     """The checks of one server.
 
     Args:
@@ -57,13 +53,10 @@ class LiveChecks:
         timeout_s: float = 30.0,
         openenv_python: str | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
+        super().__init__(url, sessions, timeout_s)
         self.report = report
-        self.sessions = sessions
         self.given = actions or []
-        self.timeout_s = timeout_s
         self.openenv_python = openenv_python
-        self.repertoire = Repertoire()
 
     async def run(self) -> None:
         """All checks; those that need what an earlier one found are left out where that failed."""
@@ -78,7 +71,7 @@ class LiveChecks:
             await self._metadata()
         if not schema:
             return
-        before = await self._active_sessions()
+        before = await self.active_sessions()
         with self.report.checking("a session can be had"):
             self.repertoire = await self._find_repertoire(schema)
         if not self.repertoire.good:
@@ -106,8 +99,8 @@ class LiveChecks:
     # The checks.
 
     async def _healthy(self) -> None:
-        answer = await self._ask("/health")
-        status = _document(answer).get("status")
+        answer = await self.ask("/health")
+        status = document_of(answer).get("status")
         if answer.status != 200 or status not in ("healthy", "degraded"):
             raise Broken(
                 f"{self.url}/health answers {answer.status}, status {status!r}.",
@@ -115,7 +108,7 @@ class LiveChecks:
             )
 
     async def _schema(self) -> dict[str, Any]:
-        document = _document(await self._ask("/schema"))
+        document = document_of(await self.ask("/schema"))
         missing = [role for role in ("action", "observation", "state") if not isinstance(document.get(role), dict)]
         if missing:
             raise Broken(
@@ -126,8 +119,8 @@ class LiveChecks:
         return schema
 
     async def _metadata(self) -> None:
-        answer = await self._ask("/metadata")
-        document = _document(answer)
+        answer = await self.ask("/metadata")
+        document = document_of(answer)
         if answer.status != 200:
             raise Broken(
                 f"/metadata answers {answer.status}: {document.get('detail', '')}.",
@@ -149,8 +142,8 @@ class LiveChecks:
             raise Broken(f"{type(error).__name__}: {error}", "See the server's log for the traceback.") from None
 
     async def _one_episode(self) -> None:
-        async with self._client() as client:
-            trace, _ = await self._episode(client)
+        async with self.client() as client:
+            trace, _ = await self.episode(client)
         for index, (observation, reward, _) in enumerate(trace):
             where = "reset" if index == 0 else "step"
             if not isinstance(observation, dict):
@@ -162,14 +155,14 @@ class LiveChecks:
                 raise Broken(f"the reward of {where} arrives as {reward!r}.", "Make it a float: float(reward).")
 
     async def _seeds(self) -> None:
-        async with self._client() as client:
-            first, _ = await self._episode(client)
-        async with self._client() as client:
-            second, _ = await self._episode(client)
+        async with self.client() as client:
+            first, _ = await self.episode(client)
+        async with self.client() as client:
+            second, _ = await self.episode(client)
         if first != second:
             where = next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
             raise Broken(
-                f"two sessions with seed {_SEED} and the same actions differ at "
+                f"two sessions with seed {SEED} and the same actions differ at "
                 f"{'reset' if where == 0 else f'step {where}'}.",
                 "Draw all randomness from a generator that reset(seed) seeds, and keep clocks out of observations.",
                 level="warning",
@@ -178,13 +171,13 @@ class LiveChecks:
     async def _side_by_side(self) -> None:
         alone = []
         for _ in range(2):
-            async with self._client() as client:
-                alone.append(await self._episode(client))
+            async with self.client() as client:
+                alone.append(await self.episode(client))
         async with AsyncExitStack() as stack:
-            clients = await self._open(stack)
+            clients = await self.open(stack)
             if len(clients) < 2:
                 raise NotChecked("the server takes one session at a time")
-            beside = await asyncio.gather(*map(self._episode, clients), return_exceptions=True)
+            beside = await asyncio.gather(*map(self.episode, clients), return_exceptions=True)
         failed = [each for each in beside if isinstance(each, Broken)]
         if failed:  # alone it did not
             raise Broken(f"of {len(beside)} sessions at once {len(failed)} failed: {failed[0].problem}", _SEPARATE)
@@ -204,11 +197,11 @@ class LiveChecks:
                 )
 
     async def _counting(self) -> None:
-        async with self._client() as client:
-            await self._guard("reset", client.reset(seed=_SEED, episode_id=_EPISODE))
-            before = await self._guard("state", client.state())
-            result = await self._guard("step", client.step(self._action(0)))
-            after = await self._guard("state", client.state())
+        async with self.client() as client:
+            await self.guard("reset", client.reset(seed=SEED, episode_id=EPISODE))
+            before = await self.guard("state", client.state())
+            result = await self.guard("step", client.step(self.action(0)))
+            after = await self.guard("state", client.state())
         if not isinstance(after.get("step_count"), int):
             raise Broken("the state has no step_count.", "Return a State, or a class derived from it.", level="warning")
         if after["step_count"] - before.get("step_count", 0) != 1 and not result.done:
@@ -219,9 +212,9 @@ class LiveChecks:
             )
 
     async def _step_before_reset(self) -> None:
-        async with self._client() as client:
+        async with self.client() as client:
             try:
-                await client.step(self._action(0), self.timeout_s)
+                await client.step(self.action(0), self.timeout_s)
             except EnvironmentFailureError as error:
                 message = str(error)
             except RequestError as error:
@@ -233,7 +226,7 @@ class LiveChecks:
                 ) from None
             else:
                 return
-            await self._must_live(client, "a step before reset")
+            await self.must_live(client, "a step before reset")
         if any(accident in message for accident in _ACCIDENTS):
             raise Broken(
                 f"a step before reset fails by accident: {message}",
@@ -243,8 +236,8 @@ class LiveChecks:
 
     async def _bad_actions(self) -> None:
         taken: list[str] = []
-        async with self._client() as client:
-            await self._guard("reset", client.reset(seed=_SEED, episode_id=_EPISODE))
+        async with self.client() as client:
+            await self.guard("reset", client.reset(seed=SEED, episode_id=EPISODE))
             for what, action in self.repertoire.bad:
                 try:
                     await client.step(action, self.timeout_s)
@@ -262,8 +255,8 @@ class LiveChecks:
                     ) from None
                 else:
                     taken.append(what)
-                await self._must_live(client, what)
-            await self._guard("reset after bad actions", client.reset(seed=_SEED, episode_id=_EPISODE))
+                await self.must_live(client, what)
+            await self.guard("reset after bad actions", client.reset(seed=SEED, episode_id=EPISODE))
         if taken:
             raise Broken(
                 f"{' and '.join(taken)} was taken as a good one.",
@@ -275,7 +268,7 @@ class LiveChecks:
         if before is None:
             raise NotChecked("the server does not tell how many sessions it has")
         deadline = time.monotonic() + self.timeout_s
-        while (now := await self._active_sessions()) is not None and now > before:
+        while (now := await self.active_sessions()) is not None and now > before:
             if time.monotonic() > deadline:
                 raise Broken(
                     f"{now - before} session(s) still hold a place {self.timeout_s:g} s after they were closed.",
@@ -284,23 +277,23 @@ class LiveChecks:
             await asyncio.sleep(0.05)
 
     async def _http(self) -> None:
-        begun = await self._ask("/reset", "POST", {"seed": _SEED})
+        begun = await self.ask("/reset", "POST", {"seed": SEED})
         if begun.status in (404, 405):
             raise NotChecked("the server offers no /reset (production mode)")
         session = begun.headers.get("X-Session-Id")
         named = {} if session is None else {"X_Session_Id": session}
-        answers = [("/reset", begun), ("/step", await self._ask("/step", "POST", {"action": self._action(0)}, **named))]
-        answers.append(("/state", await self._ask("/state", **named)))
+        answers = [("/reset", begun), ("/step", await self.ask("/step", "POST", {"action": self.action(0)}, **named))]
+        answers.append(("/state", await self.ask("/state", **named)))
         if session is not None:
-            answers.append(("/close", await self._ask("/close", "POST", **named)))
+            answers.append(("/close", await self.ask("/close", "POST", **named)))
         for path, answer in answers:
             # Without a session each call gets a fresh environment, which may well say to reset first.
             if answer.status != 200 and (session is not None or path == "/reset"):
                 raise Broken(
-                    f"{path} answers {answer.status}: {_document(answer).get('detail', '')}.",
+                    f"{path} answers {answer.status}: {document_of(answer).get('detail', '')}.",
                     "See the server's log for the traceback.",
                 )
-        refused = await self._ask("/step", "POST", {"action": [1, 2]})
+        refused = await self.ask("/step", "POST", {"action": [1, 2]})
         if refused.status != 422:
             raise Broken(f"/step answers {refused.status} to a bad action, not 422.", "Serve it with `envhive serve`.")
 
@@ -310,7 +303,7 @@ class LiveChecks:
             raise NotChecked(
                 "OpenEnv is not installed here; `pip install openenv`, or name a Python that has it: --openenv-python"
             )
-        command = [python, str(_OPENENV_SCRIPT), self.url, json.dumps(self._action(0))]
+        command = [python, str(_OPENENV_SCRIPT), self.url, json.dumps(self.action(0))]
         try:
             done = await asyncio.to_thread(
                 subprocess.run,
@@ -327,91 +320,6 @@ class LiveChecks:
         if done.returncode:
             said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
             raise Broken(f"it failed: {said}", "Look at the server's log; the message is OpenEnv's.")
-
-    # Using the server.
-
-    async def _ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answer:
-        try:
-            return await asyncio.to_thread(call, self.url + path, method, body, self.timeout_s, **headers)
-        except OSError as error:
-            raise Broken(
-                f"{self.url}{path} could not be asked: {getattr(error, 'reason', error)}.",
-                "Is the server running there? See its log.",
-            ) from None
-
-    async def _active_sessions(self) -> int | None:
-        answer = await self._ask("/health")
-        active = _document(answer).get("active_sessions")
-        return active if isinstance(active, int) else None
-
-    @asynccontextmanager
-    async def _client(self) -> AsyncIterator[GenericEnvClient]:
-        client = GenericEnvClient(self.url, message_timeout_s=self.timeout_s)
-        try:
-            async with client:
-                yield client
-        except EnvHiveError as error:
-            raise Broken(f"{type(error).__name__}: {error}", "See the server's log for the traceback.") from None
-
-    async def _open(self, stack: AsyncExitStack) -> list[GenericEnvClient]:
-        """As many sessions as wanted, or as there is room for."""
-        clients: list[GenericEnvClient] = []
-        for _ in range(self.sessions):
-            client = GenericEnvClient(self.url, message_timeout_s=self.timeout_s)
-            try:
-                await stack.enter_async_context(client)
-                await client.reset(seed=_SEED, episode_id=_EPISODE)
-            except SessionCapacityError:
-                break
-            except EnvHiveError as error:
-                raise Broken(f"{type(error).__name__}: {error}", "See the server's log for the traceback.") from None
-            clients.append(client)
-        return clients
-
-    async def _episode(self, client: GenericEnvClient) -> tuple[list[tuple[Any, Any, bool]], Any]:
-        """What an episode shows, and the state at its end."""
-        results = [await self._guard("reset", client.reset(seed=_SEED, episode_id=_EPISODE))]
-        for index in range(_STEPS):
-            if results[-1].done:
-                break
-            results.append(await self._guard("step", client.step(self._action(index), self.timeout_s)))
-        state = await self._guard("state", client.state())
-        return [(each.observation, each.reward, each.done) for each in results], state
-
-    def _action(self, index: int) -> Any:
-        return self.repertoire.good[index % len(self.repertoire.good)]
-
-    async def _guard(self, what: str, request: Any) -> Any:
-        try:
-            return await request
-        except InvalidMessageError as error:
-            raise Broken(
-                f"{what} refuses the action that was made up for it: {error}",
-                "Give one that fits: --action '{...}'.",
-            ) from None
-        except EnvironmentFailureError as error:
-            raise Broken(f"{what} failed: {error}", "See the traceback in the server's log, or play it.") from None
-        except EnvHiveError as error:
-            raise Broken(f"{what} failed: {type(error).__name__}: {error}", "See the server's log.") from None
-
-    async def _must_live(self, client: GenericEnvClient, after: str) -> None:
-        try:
-            await client.state()
-        except EnvironmentFailureError:
-            pass  # its state may have nothing to tell before the first reset
-        except EnvHiveError as error:
-            raise Broken(
-                f"the session is gone after {after}: {type(error).__name__}: {error}",
-                "Raise exceptions, and do not end the thread or process that the environment runs in.",
-            ) from None
-
-
-def _document(answer: Answer) -> dict[str, Any]:
-    try:
-        document = answer.json()
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _python_with_openenv() -> str | None:
