@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import Field, field_serializer
 
-from envhive import Action, Environment, Observation, State, check_environment
+from envhive import Action, Environment, MCPEnvironment, Observation, State, check_environment, tool
 from envhive.checks import Finding, Report
 from envhive.envs.benchmark import AsyncBenchmarkEnvironment, BenchmarkEnvironment
 from envhive.envs.echo import EchoAction, EchoEnvironment
@@ -519,3 +519,33 @@ def test_an_episode_of_dicts_that_ends_is_not_stepped_further() -> None:
         state: ClassVar[dict[str, int]] = {}
 
     assert check_environment(Dicts, action=Say(word="hello")).ok
+
+
+def test_an_environment_of_tools_is_stepped_with_its_own_tools() -> None:
+    called: list[int] = []
+
+    class Dice(MCPEnvironment):
+        SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = True
+
+        def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+            return Observation()
+
+        @tool
+        def roll(self, sides: int) -> int:
+            """Roll a die."""
+            called.append(sides)
+            return sides
+
+        @property
+        def state(self) -> State:
+            return State()
+
+    report = check_environment(Dice)
+    assert (report.findings, len(report.passed)) == ([], CHECKS)
+    assert called
+
+
+def test_the_checks_tell_what_they_are_about_to_do() -> None:
+    told: list[str] = []
+    report = check_environment(EchoEnvironment, on_check=told.append)
+    assert told == report.passed

@@ -102,6 +102,31 @@ def test_the_compat_pages_snippets_work(tmp_path: Path) -> None:
     assert run_python(rubrics, tmp_path).strip() == f"0.5 { ({'rubric': scores}) }"
 
 
+def test_the_readmes_folder_is_made_checked_and_served(tmp_path: Path) -> None:
+    command = next(block for block in blocks(REPOSITORY / "README.md", "bash") if block.startswith("envhive init"))
+    *before, (_, serve, *arguments) = [shlex.split(part) for part in command.split("&&")]
+    for _, *words in before:
+        assert_runs([ENVHIVE, *words], tmp_path)
+    assert serve == "serve"
+    with envhive_serve(*arguments, cwd=tmp_path) as server:
+        assert server.health()["status"] == "healthy"
+
+
+def test_the_authors_page_works(tmp_path: Path) -> None:
+    commands = [line for block in blocks(REPOSITORY / "docs" / "authoring.md", "bash") for line in block.splitlines()]
+    assert len(commands) >= 9
+    scripts = Path(ENVHIVE).parent
+    for command in commands:
+        if command != "envhive serve word-game":  # which ends when it is told to; the test above serves
+            assert_runs(["bash", "-c", f'set -o pipefail; PATH="{scripts}:$PATH"; {command}'], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"word-game", "shop", "arena"}
+
+
+def assert_runs(command: list[str], cwd: Path) -> None:
+    done = subprocess.run(command, cwd=cwd, env=plain_environ(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

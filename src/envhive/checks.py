@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from envhive.inspection import declared_types, factory_name, plan_for, underlying_class
-from envhive.samples import sample_instance
-from envhive.types import State
+from envhive.inspection import declared_types, factory_name, plan_for, takes_tools, underlying_class
+from envhive.samples import sample_instance, sample_value
+from envhive.tools import CallToolAction, ListToolsAction, ListToolsObservation
+from envhive.types import Observation, State
 from envhive.wire.codec import encode_observation, encode_state, payload_of
 
 Level = Literal["error", "warning"]
@@ -41,6 +42,20 @@ class Report:
     environment: str
     passed: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    """What could not be checked, and why."""
+
+    @contextmanager
+    def checking(self, title: str) -> Iterator[None]:
+        """A check: it has passed when the block ends, unless that raises `Broken` or `NotChecked`."""
+        try:
+            yield
+        except Broken as broken:
+            self.findings.append(Finding(broken.level, title, broken.problem, broken.advice))
+        except NotChecked as reason:
+            self.skipped.append(f"{title}: {reason}")
+        else:
+            self.passed.append(title)
 
     @property
     def ok(self) -> bool:
@@ -54,7 +69,7 @@ class Report:
         return "\n".join([f"{self.environment} {verdict} ({len(self.passed)} checks passed)", *map(str, self.findings)])
 
 
-class _Broken(Exception):  # noqa: N818
+class Broken(Exception):  # noqa: N818
     """A check failed; the rest of it makes no sense."""
 
     def __init__(self, problem: str, advice: str, level: Level = "error") -> None:
@@ -64,8 +79,18 @@ class _Broken(Exception):  # noqa: N818
         self.level: Level = level
 
 
+class NotChecked(Exception):  # noqa: N818
+    """A check cannot be made here; the text says why."""
+
+
 def check_environment(
-    env: Callable[[], Any], action: Any = None, *, action_cls: type[Any] | None = None, seed: int = 42, steps: int = 3
+    env: Callable[[], Any],
+    action: Any = None,
+    *,
+    action_cls: type[Any] | None = None,
+    seed: int = 42,
+    steps: int = 3,
+    on_check: Callable[[str], None] | None = None,
 ) -> Report:
     """Check that an environment class keeps the contract.
 
@@ -75,6 +100,7 @@ def check_environment(
         action_cls: What `step` takes, where the class does not declare it.
         seed: Given to `reset`, twice, to see whether it brings the same episode.
         steps: How many steps each episode of the checks has at most.
+        on_check: Told the title of each check before it begins.
 
     Example:
         >>> from envhive.envs.echo import EchoEnvironment
@@ -83,7 +109,8 @@ def check_environment(
     """
     reports: list[Report] = []
     # On a thread of its own, as a server would, so that it also works where an event loop is running (a notebook).
-    thread = threading.Thread(target=lambda: reports.append(_Checker(env, action, action_cls, seed, steps).run()))
+    checker = _Checker(env, action, action_cls, seed, steps, on_check or (lambda title: None))
+    thread = threading.Thread(target=lambda: reports.append(checker.run()))
     thread.start()
     thread.join()
     return reports[0]
@@ -91,8 +118,15 @@ def check_environment(
 
 class _Checker:
     def __init__(
-        self, env: Callable[[], Any], action: Any, action_cls: type[Any] | None, seed: int, steps: int
+        self,
+        env: Callable[[], Any],
+        action: Any,
+        action_cls: type[Any] | None,
+        seed: int,
+        steps: int,
+        on_check: Callable[[str], None],
     ) -> None:
+        self.on_check = on_check
         self.factory = env
         self.name = factory_name(env)
         self.cls = underlying_class(env)
@@ -120,14 +154,11 @@ class _Checker:
             ("instances share no state", self.instances_are_separate),
         ]
         for title, check in checks:
-            try:
+            self.on_check(title)
+            with report.checking(title):
                 check()
-            except _Broken as broken:
-                report.findings.append(Finding(broken.level, title, broken.problem, broken.advice))
-                if title == "instances can be made":
-                    break
-            else:
-                report.passed.append(title)
+            if check == self.can_be_made and title not in report.passed:
+                break
         return report
 
     # The checks.
@@ -135,7 +166,7 @@ class _Checker:
     def types_are_declared(self) -> None:
         missing = [role for role in ("action", "observation") if role not in self.types]
         if self.cls is not None and missing:
-            raise _Broken(
+            raise Broken(
                 f"{self.name} does not say what its {' and '.join(missing)} is.",
                 "Derive from Environment[MyAction, MyObservation, MyState], or annotate step.",
                 level="warning",
@@ -146,6 +177,8 @@ class _Checker:
             if self.cls is None:
                 self.cls, self.types = type(env), declared_types(type(env))
                 self.action_cls = self.action_cls or self.types.get("action")
+            if not self.actions and takes_tools(type(env)):
+                self.actions = self._tool_actions(env)
 
     def reset_returns_an_observation(self) -> None:
         with self._instance() as env:
@@ -160,20 +193,20 @@ class _Checker:
         with self._instance() as env:
             self._reset(env)
             if inspect.isfunction(inspect.getattr_static(type(env), "state", None)):
-                raise _Broken("state is a method.", "Put @property above `def state`.")
+                raise Broken("state is a method.", "Put @property above `def state`.")
             state = self._guard("state", lambda: env.state)
         declared = self.types.get("state", State)
         if isinstance(state, BaseModel) and not isinstance(state, declared):
-            raise _Broken(
+            raise Broken(
                 f"state returns {type(state).__name__}, but {declared.__name__} is declared.",
                 "Return the declared class.",
             )
         if not isinstance(state, (BaseModel, dict)):
-            raise _Broken(f"state returns {type(state).__name__}.", "Return a State, or a class derived from it.")
+            raise Broken(f"state returns {type(state).__name__}.", "Return a State, or a class derived from it.")
         try:
             encode_state(state)
         except Exception as error:  # the author's own serialisers may raise anything
-            raise _Broken(
+            raise Broken(
                 f"state cannot be sent as JSON: {_first_line(error)}.", "Keep only what JSON has: text, numbers, lists."
             ) from error
 
@@ -182,7 +215,7 @@ class _Checker:
         for index, (one, other) in enumerate(zip(first, second, strict=False)):
             if one != other:
                 where = "reset" if index == 0 else f"step {index}"
-                raise _Broken(
+                raise Broken(
                     f"two episodes with seed {self.seed} and the same actions differ at {where}.",
                     "Draw all randomness from a generator that reset(seed) seeds, and keep clocks out of observations.",
                     level="warning",
@@ -196,8 +229,8 @@ class _Checker:
             self._close(env)
         try:
             self._close(env)
-        except _Broken as broken:
-            raise _Broken(
+        except Broken as broken:
+            raise Broken(
                 f"a second close() fails: {broken.problem}", "Let close() do nothing when it has been done."
             ) from None
 
@@ -207,7 +240,7 @@ class _Checker:
                 return
             other = self._make()
             if env is other:
-                raise _Broken(
+                raise Broken(
                     "the factory hands out the same instance twice, but SUPPORTS_CONCURRENT_SESSIONS is set.",
                     "Make a new instance for each session.",
                 )
@@ -216,7 +249,7 @@ class _Checker:
             finally:
                 self._close(other)
         if self._episode() == (alone := self._episode()) and beside != alone:
-            raise _Broken(
+            raise Broken(
                 "an episode goes differently while another instance is being used, "
                 "but SUPPORTS_CONCURRENT_SESSIONS is set.",
                 "Keep all state on the instance: no class attributes, globals or shared files that change.",
@@ -239,7 +272,7 @@ class _Checker:
         env = self._guard("the constructor", self.factory)
         for method in ("reset", "step"):
             if not callable(getattr(env, method, None)):
-                raise _Broken(f"{type(env).__name__} has no {method} method.", f"Write `def {method}(self, ...)`.")
+                raise Broken(f"{type(env).__name__} has no {method} method.", f"Write `def {method}(self, ...)`.")
         return env
 
     def _reset(self, env: Any) -> Any:
@@ -274,15 +307,28 @@ class _Checker:
                     break
         return seen
 
+    def _tool_actions(self, env: Any) -> list[Any]:
+        """What an environment that takes tools can be stepped with: the list of them, and each that a call fits."""
+        self._reset(env)
+        listed = self._guard(
+            "the list of tools", lambda: getattr(env, plan_for(type(env)).step.name)(ListToolsAction())
+        )
+        actions: list[Any] = [ListToolsAction()]
+        for offered in listed.tools if isinstance(listed, ListToolsObservation) else ():
+            schema = offered.input_schema
+            arguments = sample_value(schema, schema.get("$defs", {}))
+            actions.append(CallToolAction(tool_name=offered.name, arguments=arguments))
+        return actions
+
     def _action(self, index: int) -> Any:
         if self.actions:
             return self.actions[index % len(self.actions)]
         if self.action_cls is None:
-            raise _Broken("no action to step with is known.", "Pass one: check_environment(env, action=MyAction(...)).")
+            raise Broken("no action to step with is known.", "Pass one: check_environment(env, action=MyAction(...)).")
         try:
             return sample_instance(self.action_cls)
         except (ValueError, TypeError) as error:
-            raise _Broken(
+            raise Broken(
                 f"no valid {self.action_cls.__name__} could be made up ({_first_line(error)}).",
                 "Pass one: check_environment(env, action=MyAction(...)).",
                 level="warning",
@@ -290,25 +336,25 @@ class _Checker:
 
     def _check_observation(self, observation: Any, method: str) -> None:
         if observation is None:
-            raise _Broken(f"{method} returns nothing.", f"End {method} with `return MyObservation(...)`.")
+            raise Broken(f"{method} returns nothing.", f"End {method} with `return MyObservation(...)`.")
         declared = self.types.get("observation")
         if declared is not None and not isinstance(observation, declared):
-            raise _Broken(
+            raise Broken(
                 f"{method} returns {type(observation).__name__}, but {declared.__name__} is declared.",
                 "Return the declared class.",
             )
         reward = getattr(observation, "reward", None)
         if reward is not None and not isinstance(reward, (bool, int, float)):
-            raise _Broken(
-                f"{method} gives a reward of type {type(reward).__name__}.", "Make it a float: float(reward)."
-            )
+            raise Broken(f"{method} gives a reward of type {type(reward).__name__}.", "Make it a float: float(reward).")
         try:
             payload = payload_of(encode_observation(observation))
         except Exception as error:
-            raise _Broken(
+            raise Broken(
                 f"the observation of {method} cannot be sent as JSON: {_first_line(error)}.",
                 "Keep only what JSON has: text, numbers, lists, dicts, models.",
             ) from error
+        if declared is Observation:
+            declared = type(observation)  # what is declared says nothing of its fields
         if declared is not None and issubclass(declared, BaseModel):
             self._check_round_trip(declared, payload, method)
 
@@ -318,7 +364,7 @@ class _Checker:
         try:
             declared.model_validate({**document["observation"], **beside})
         except ValidationError as error:
-            raise _Broken(
+            raise Broken(
                 f"a typed client cannot read back the observation of {method}: {_first_line(error)}.",
                 "Let its fields' types accept what their JSON form is.",
                 level="warning",
@@ -330,7 +376,7 @@ class _Checker:
             result = call()
             return self.loop.run(_awaited(result)) if inspect.isawaitable(result) else result
         except (Exception, SystemExit, asyncio.CancelledError) as error:
-            raise _Broken(
+            raise Broken(
                 f"{what} raised {type(error).__name__}: {_first_line(error)}.",
                 "See the traceback by calling it yourself.",
             ) from error
@@ -344,7 +390,7 @@ def _comparable(observation: Any) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(payload_of(encode_observation(observation)))
     except Exception as error:  # the author's own serialisers may raise anything
-        raise _Broken(
+        raise Broken(
             f"an observation cannot be sent as JSON: {_first_line(error)}.", "Keep only what JSON has."
         ) from error
     return document

@@ -15,9 +15,10 @@ from envhive.types import Action, Observation
 
 Factory = Callable[[], Any]
 
+_TOOLS_BASE: Final = ("envhive.mcp_environment", "MCPEnvironment")
 _BASES: Final = {
     (Environment.__module__, Environment.__name__),
-    ("envhive.mcp_environment", "MCPEnvironment"),
+    _TOOLS_BASE,
     ("openenv.core.env_server.interfaces", "Environment"),
 }
 """Base classes whose async methods are only the default, or are there for subclasses to call."""
@@ -131,6 +132,11 @@ def underlying_class(factory: Factory) -> type | None:
     if not inspect.isclass(returned) or inspect.isabstract(returned) or not callable(getattr(returned, "step", None)):
         return None
     return returned
+
+
+def takes_tools(cls: type) -> bool:
+    """Whether it is an `MCPEnvironment`; told without that class, which not every installation can load."""
+    return any((base.__module__, base.__name__) == _TOOLS_BASE for base in cls.__mro__)
 
 
 def declared_types(cls: type | None) -> dict[str, type]:

@@ -355,6 +355,14 @@ def test_a_package_inside_a_folder_of_its_own_name_is_found(here: Path) -> None:
     assert action_fields(load_target("dice_env")) == {"sides", "metadata"}
 
 
+def test_a_folders_manifest_may_name_the_class(here: Path) -> None:
+    write(here / "dice" / "openenv.yaml", "name: dice\napp: rolling.environment:DiceEnvironment\n")
+    write(here / "dice" / "rolling" / "models.py", MODELS)
+    write(here / "dice" / "rolling" / "environment.py", ENVIRONMENT.format(models="rolling.models"))
+    target = load_target("dice")
+    assert (target.name, action_fields(target)) == ("dice", {"sides", "metadata"})
+
+
 # What is set.
 
 

@@ -126,14 +126,15 @@ class RunningServer:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise ConfigurationError(
-                    f"{self.recipe.name} ended with code {self._process.returncode} at its start: {self._last_words()}"
+                    f"{self.recipe.name} ended with code {self._process.returncode} at its start: {self.last_words()}"
                 )
             if _is_ready(self.port, self.recipe.health):
                 return
             time.sleep(0.01)
-        raise ConfigurationError(f"{self.recipe.name} was not ready within {_START_LIMIT_S:g} s: {self._last_words()}")
+        raise ConfigurationError(f"{self.recipe.name} was not ready within {_START_LIMIT_S:g} s: {self.last_words()}")
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """The end of what it has said so far."""
         assert self._log is not None
         self._log.seek(0)
         said = self._log.read().decode(errors="replace").strip()[-_LOG_TAIL:]

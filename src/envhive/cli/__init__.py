@@ -8,12 +8,18 @@ import click
 
 from envhive import __version__
 from envhive.cli.bench import bench
+from envhive.cli.build import build
+from envhive.cli.completion import completion
 from envhive.cli.doctor import doctor
 from envhive.cli.drain import drain
+from envhive.cli.init import init
 from envhive.cli.listing import list_environments
 from envhive.cli.mcp import mcp
+from envhive.cli.play import play
+from envhive.cli.push import push
 from envhive.cli.serve import serve
 from envhive.cli.top import top
+from envhive.cli.validate import validate
 from envhive.errors import ConfigurationError
 
 
@@ -35,9 +41,15 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(build)
+main.add_command(completion)
 main.add_command(doctor)
 main.add_command(drain)
 main.add_command(list_environments)
 main.add_command(mcp)
+main.add_command(init)
+main.add_command(play)
+main.add_command(push)
 main.add_command(serve)
 main.add_command(top)
+main.add_command(validate)

@@ -18,19 +18,27 @@ _POSITIVE = click.FloatRange(min=0, min_open=True, max=1e6)
 _SECONDS = click.FloatRange(0.1, 3600)
 _REPETITIONS = click.IntRange(1, 100)
 _NO_WAIT = '{"wait_seconds": 0.0}'
-_EPILOG = """\b
-Examples:
-  envhive bench storm --serve benchmark-async
-  envhive bench storm --url http://gpu-box:8000 --sessions 32,128,512 --waits 1,5 --label "gpu box"
-  envhive bench steady --serve benchmark --sessions 64,512
-  envhive bench steady --serve benchmark-async --sessions 256 --rate 2000
-  envhive bench compare --peer openenv
-  envhive bench knee --serve benchmark
-  envhive bench plot bench-results/one bench-results/two --out both
-"""
+_EXAMPLES = {
+    "storm": (
+        "envhive bench storm --serve benchmark-async",
+        'envhive bench storm --url http://gpu-box:8000 --sessions 32,128,512 --waits 1,5 --label "gpu box"',
+    ),
+    "steady": (
+        "envhive bench steady --serve benchmark --sessions 64,512",
+        "envhive bench steady --serve benchmark-async --sessions 256 --rate 2000",
+    ),
+    "compare": ("envhive bench compare --peer openenv",),
+    "knee": ("envhive bench knee --serve benchmark",),
+    "plot": ("envhive bench plot bench-results/one bench-results/two --out both",),
+}
 
 
-@click.group(epilog=_EPILOG)
+def _examples(*commands: str) -> str:
+    lines = [f"  {example}\n" for command in commands for example in _EXAMPLES[command]]
+    return "\b\nExamples:\n" + "".join(lines)
+
+
+@click.group(epilog=_examples(*_EXAMPLES))
 def bench() -> None:
     """Measure what a server can bear: storms, steady load, the knee, and beside a peer.
 
@@ -39,7 +47,7 @@ def bench() -> None:
     """
 
 
-@bench.command()
+@bench.command(epilog=_examples("storm"))
 @server_options
 @click.option("--sessions", help="Batch sizes.  [default: 32,128,512]")
 @click.option("--waits", help="Seconds that a step sleeps.  [default: 1]")
@@ -96,7 +104,7 @@ def storm(
     run(recorder, measure)
 
 
-@bench.command()
+@bench.command(epilog=_examples("steady"))
 @server_options
 @click.option("--sessions", default="64", show_default=True, help="Numbers of sessions that stay.")
 @click.option("--rate", type=_POSITIVE, help="Steps per second in all (open loop).  [default: each after the last]")
@@ -157,7 +165,7 @@ def steady(
     run(recorder, measure)
 
 
-@bench.command()
+@bench.command(epilog=_examples("knee"))
 @server_options
 @click.option("--ramp", type=click.Choice(["sessions", "rate"]), default="sessions", show_default=True)
 @click.option("--start", type=_POSITIVE, help="First level.  [default: 32 sessions, 250 steps/s]")
@@ -234,7 +242,7 @@ def knee(
     run(recorder, measure)
 
 
-@bench.command()
+@bench.command(epilog=_examples("compare"))
 @run_options
 @click.option("--peer", default="openenv", show_default=True, help="What to measure beside.")
 @click.option("--sessions", help="Numbers of sessions.  [default: 64,512]")
@@ -272,7 +280,7 @@ def compare(
     run(recorder, measure)
 
 
-@bench.command()
+@bench.command(epilog=_examples("plot"))
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option(
     "--out",

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from envhive.cli.completion import complete_target
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
 from envhive.server.auth import TOKENS_VARIABLE, Tokens
 from envhive.server.config import (
@@ -53,7 +54,7 @@ def parse_settings(context: click.Context, parameter: click.Parameter, given: tu
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("target")
+@click.argument("target", shell_complete=complete_target)
 @click.option(
     "--set",
     "settings",

@@ -76,7 +76,7 @@ def load_target(target: str, settings: dict[str, Any] | None = None) -> Target:
 
 def _load_folder(folder: Path, settings: dict[str, Any] | None) -> Target:
     folder = folder.resolve()
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     reference = manifest.get("app", "server.app:app")
     if not isinstance(reference, str) or ":" not in reference:
         raise TargetError(f"{folder / MANIFEST}: app must name a module and an app, as in server.app:app.")
@@ -98,7 +98,8 @@ def _load_folder(folder: Path, settings: dict[str, Any] | None) -> Target:
         return Target(_app_from_reference(f"{folder.name}.{reference}", env_name=None, settings=settings), name)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a folder's openenv.yaml says."""
     path = folder / MANIFEST
     try:
         manifest = yaml.safe_load(path.read_text(encoding="utf-8"))

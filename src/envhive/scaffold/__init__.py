@@ -1,0 +1,1 @@
+"""Making the folder of a new environment, for `envhive init`."""
