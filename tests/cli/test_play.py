@@ -13,7 +13,7 @@ import pytest
 
 from envhive.cli.forms import LEFT, questions_for
 from envhive.scaffold.project import Kind, Project, write_project
-from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
+from tests.support.processes import ENVHIVE, children_of, envhive_serve, plain_environ
 
 
 def project(folder: Path, kind: Kind = "basic") -> str:
@@ -108,7 +108,8 @@ def test_what_cannot_be_played_is_said(target: str, said: str) -> None:
     assert said in done.stderr
 
 
-def test_ctrl_c_ends_it_and_its_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_its_server(number: signal.Signals, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [ENVHIVE, "play", project(tmp_path)],
@@ -124,19 +125,14 @@ def test_ctrl_c_ends_it_and_its_server(tmp_path: Path) -> None:
         for line in process.stdout:
             if line.startswith("Enter asks"):
                 break
-        children = _children(process.pid)
-        process.send_signal(signal.SIGINT)
+        children = children_of(process.pid)
+        process.send_signal(number)
         rest = process.stdout.read()
         assert process.wait(timeout=30) == 0
     assert "0 step(s), total reward 0" in rest
     assert "Traceback" not in rest
     assert children
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
-
-
-def _children(pid: int) -> list[str]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [child for task in tasks for child in (task / "children").read_text().split()]
 
 
 # The questions.

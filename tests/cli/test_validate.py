@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from envhive.scaffold.project import Project, write_project
-from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
+from tests.support.processes import ENVHIVE, children_of, envhive_serve, plain_environ
+from tests.support.servers import eventually
 
 STAGES = ["static", "contract", "live"]
 
@@ -290,6 +291,17 @@ def test_without_a_way_to_load_it_no_server_is_tried(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     _, report = report_on(str(folder))
     assert report["stages"]["live"]["skipped"] == ["all of it: there is nothing to serve before the above is mended"]
+
+
+def test_when_it_is_told_to_end_it_leaves_nothing_behind(folder: Path) -> None:
+    environment(INIT, "        import threading\n\n        threading.Event().wait()\n")(folder)
+    command = [ENVHIVE, "validate", str(folder), "--timeout", "600"]
+    with subprocess.Popen(command, env=plain_environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        eventually(lambda: children_of(process.pid), within=30)
+        children = children_of(process.pid)
+        process.terminate()
+        assert process.wait(timeout=30) == 1
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
 # Other subjects.

@@ -66,6 +66,12 @@ class ServerProcess:
                 time.sleep(0.02)
 
 
+def children_of(pid: int) -> list[str]:
+    """The ids of the processes that a process has started and that have not ended."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [child for task in tasks for child in (task / "children").read_text().split()]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from envhive.bench import screen
 from envhive.bench.limits import cores, is_loopback
 from envhive.bench.records import Kind, Recorder, RunInfo, describe_machine, now
+from envhive.bench.servers import sigterm_as_ctrl_c
 from envhive.bench.tables import tables_of, warnings_of
 from envhive.errors import ConfigurationError
 
@@ -54,7 +52,7 @@ def conduct(recorder: Recorder, measure: Callable[[Lab], None]) -> int:
     console = screen.console()
     failure: ConfigurationError | None = None
     code = 0
-    with _sigterm_as_ctrl_c():
+    with sigterm_as_ctrl_c():
         try:
             measure(Lab(recorder, console))
         except KeyboardInterrupt:
@@ -85,20 +83,3 @@ def present(recorder: Recorder, console: Console) -> None:
 
     written = write_report([recorder.run()], recorder.folder)
     screen.remark(console, f"Results and report: {written}")
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """A run that is told to end, by whichever signal, stops its servers and keeps its results."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

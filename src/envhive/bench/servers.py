@@ -10,9 +10,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import IO, Final, Self
 
 import msgspec
@@ -141,6 +144,23 @@ class RunningServer:
         if self.exit_code == _BAD_USAGE:
             return said.splitlines()[-1] if said else ""  # the line that says what is wrong, without the usage above it
         return said
+
+
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """What is told to end, by whichever signal, stops the servers that it has started."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def clean_environment() -> dict[str, str]:
