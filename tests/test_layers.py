@@ -14,7 +14,21 @@ import envhive
 ROOT = Path(envhive.__file__).parent
 ORDER = [
     *("errors", "types", "rubrics", "tools", "environment", "toolbox", "mcp_environment", "inspection", "samples"),
-    *("wire", "checks", "client", "compat", "envs", "server", "bench", "scaffold", "validation", "hub", "cli"),
+    *(
+        "wire",
+        "checks",
+        "providers",
+        "fleet",
+        "client",
+        "compat",
+        "envs",
+        "server",
+        "bench",
+        "scaffold",
+        "validation",
+        "hub",
+        "cli",
+    ),
     "__main__",
 ]
 

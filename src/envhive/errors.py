@@ -3,7 +3,9 @@
     EnvHiveError
     ├── ConfigurationError                    the server cannot start like this
     │   ├── ConcurrencyConfigurationError
-    │   └── TargetError
+    │   ├── TargetError
+    │   └── MissingPackageError
+    ├── ProviderError                         a server could not be started where it should run
     ├── RequestError                          the caller's mistake; the session goes on
     │   ├── InvalidJSONError
     │   ├── UnknownTypeError
@@ -90,6 +92,19 @@ class ConcurrencyConfigurationError(ConfigurationError):
 
 class TargetError(ConfigurationError):
     """`envhive serve TARGET` could not be resolved to something to serve."""
+
+
+class MissingPackageError(ConfigurationError):
+    """Something needs a package that is not installed; says what to type."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} is not installed: pip install 'envhive[{extra}]'")
+
+
+class ProviderError(EnvHiveError):
+    """A provider could not start what it was asked for, or has lost it."""
+
+    retryable = True
 
 
 class RequestError(EnvHiveError):

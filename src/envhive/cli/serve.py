@@ -8,7 +8,10 @@ import ipaddress
 import json
 import logging
 import os
+import socket
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,6 +27,7 @@ from envhive.server.config import (
     ServerConfig,
     as_mode,
     as_origin,
+    as_replica,
     forced,
 )
 from envhive.server.logs import set_up_logging
@@ -64,7 +68,9 @@ def parse_settings(context: click.Context, parameter: click.Parameter, given: tu
     help="Give the environment's constructor a keyword; VALUE is JSON, or else text. Repeatable.",
 )
 @click.option("--host", help="Address to listen on.  [env: HOST; default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.  [env: PORT; default: 8000]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.  [env: PORT; default: 8000]"
+)
 @click.option("--workers", type=click.IntRange(min=1), help="Processes behind the port.  [env: WORKERS; default: 1]")
 @click.option(
     "--max-sessions",
@@ -163,6 +169,19 @@ def parse_settings(context: click.Context, parameter: click.Parameter, given: tu
     "[env: ENVHIVE_MAX_PENDING_CONNECTIONS; default: 16384]",
 )
 @click.option(
+    "--replica",
+    metavar="NAME",
+    callback=lambda context, parameter, given: None if given is None else as_replica("--replica", given),
+    help="This server's name among several behind one address: its sessions' ids begin with NAME and a dot, so that a "
+    "proxy finds their server.  [env: ENVHIVE_REPLICA]",
+)
+@click.option(
+    "--announce",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the port and the process id, as JSON, to FILE when ready.  [env: ENVHIVE_ANNOUNCE]",
+)
+@click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), help="How much to log.  [env: ENVHIVE_LOG_LEVEL; default: info]"
 )
 @click.option(
@@ -195,8 +214,9 @@ def serve(target: str, settings: dict[str, Any], **options: Any) -> None:
     if config.workers == 1 or why_not is not None:
         leave(_serve_alone(target, settings, options, config))
     with bind(config.host, config.port) as listener:
-        orders = {"target": target, "settings": settings, "options": {**options, "tokens": config.tokens.sealed()}}
-        announce = functools.partial(_announce, config=config)
+        of_workers = {**options, "tokens": config.tokens.sealed(), "announce": None}
+        orders = {"target": target, "settings": settings, "options": of_workers}
+        announce = functools.partial(_announce, config=_where_it_listens(config, listener))
         sys.exit(Supervisor(listener, config.workers, orders, config.grace_period, on_ready=announce).run())
 
 
@@ -206,7 +226,7 @@ def _serve_alone(target: str, settings: dict[str, Any], options: dict[str, Any],
 
     class Announcing(Moments):
         def ready(self) -> None:
-            _announce(describe_target(loaded), config)
+            _announce(describe_target(loaded), _where_it_listens(config, listener))
 
     wanted = {name: value for name, value in options.items() if name not in OF_THE_PROCESS}
     try:
@@ -214,7 +234,12 @@ def _serve_alone(target: str, settings: dict[str, Any], options: dict[str, Any],
             loaded = load_target(target, settings)
     except EnvironmentFactoryError as error:
         raise ConfigurationError(str(error)) from error
-    return run_app(loaded.app, config, [bind(config.host, config.port)], Announcing())
+    listener = bind(config.host, config.port)
+    return run_app(loaded.app, config, [listener], Announcing())
+
+
+def _where_it_listens(config: ServerConfig, listener: socket.socket) -> ServerConfig:
+    return replace(config, port=listener.getsockname()[1])
 
 
 def _is_loopback(host: str) -> bool:
@@ -225,6 +250,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _announce(about: dict[str, Any], config: ServerConfig) -> None:
+    if config.announce is not None:
+        _write_address(config.announce, config.port)
     host = "localhost" if config.host in ("0.0.0.0", "::", "127.0.0.1") else config.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
     workers = f", {config.workers} workers" if config.workers > 1 else ""
@@ -235,6 +262,16 @@ def _announce(about: dict[str, Any], config: ServerConfig) -> None:
         click.echo(f"  API documentation: {url}/docs    health: {url}/health    press Ctrl-C to stop")
         click.echo("\nTry it from another terminal, with Python:\n\n" + _snippet(url, about.get("action"), config))
         sys.stdout.flush()
+
+
+def _write_address(path: Path, port: int) -> None:
+    """Whoever waits for the file finds all of it, or none."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(json.dumps({"port": port, "pid": os.getpid()}))
+        draft.replace(path)
+    except OSError as error:
+        logging.getLogger("envhive.server").error("Cannot write the address to %s: %s", path, error)
 
 
 def _snippet(url: str, action: Any, config: ServerConfig) -> str:

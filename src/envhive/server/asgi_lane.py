@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from envhive.errors import EnvHiveError, QuotaExceededError, SessionCapacityError
 from envhive.server.auth import Owner
-from envhive.server.gate import OWNER
+from envhive.server.gate import OWNER, error_response
 from envhive.server.hive import Hive
 from envhive.server.session import GOING_AWAY, INBOX_LIMIT, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
 from envhive.wire.codec import decode_resume, encode_error_reply, encode_queued
@@ -18,6 +18,11 @@ from envhive.wire.messages import LAYER_2
 
 TAKE_OVER: Final = "envhive.take_over"
 """The scope extension through which the fast lane offers to carry the frames itself."""
+
+ATTEMPT_HEADER: Final = "x-envoy-attempt-count"
+"""Set by Envoy: the how-manieth server it asks for the same client."""
+ATTEMPTS_HEADER: Final = "x-envhive-attempts"
+"""Set by a fleet's proxy: how many it asks at most."""
 
 REFUSAL_S: Final = 1.0
 """How long a refused client gets to ask its first question and hear the answer."""
@@ -40,12 +45,26 @@ async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
     session = websocket.query_params.get("session") if layer == 2 else made_over_http or None
     offer = (websocket.scope.get("extensions") or {}).get(TAKE_OVER)
     subprotocol = LAYER_2 if layer == 2 else None
+    if session is None and _another_may_have_room(websocket) and (refusal := hive.refusal()) is not None:
+        await websocket.send_denial_response(error_response(refusal))
+        return
     if offer is not None and offer.receive == websocket._receive:
         offer.take(hive, owner, layer, session)
         await websocket.accept(subprotocol)
     else:
         await websocket.accept(subprotocol)
         await AsgiConnection(websocket, hive, owner, layer, session).run()
+
+
+def _another_may_have_room(websocket: WebSocket) -> bool:
+    """Whether a proxy says that it tries another server if this one refuses by an HTTP status.
+
+    The last server that it tries takes the connection and refuses in its own words, which every client understands.
+    """
+    if "websocket.http.response" not in (websocket.scope.get("extensions") or {}):
+        return False
+    attempt, attempts = (websocket.headers.get(name, "") for name in (ATTEMPT_HEADER, ATTEMPTS_HEADER))
+    return attempt.isdecimal() and attempts.isdecimal() and int(attempt) < int(attempts)
 
 
 class AsgiConnection:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,9 +18,10 @@ from envhive.types import ConcurrencyConfig, ServerMode
 DEFAULT_MAX_SESSIONS: Final = 1000
 LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS: Final = ("text", "json")
-OF_THE_PROCESS: Final = ("host", "port", "workers", "log_level", "log_format")
+OF_THE_PROCESS: Final = ("host", "port", "workers", "log_level", "log_format", "announce")
 """Options that are not an app's own affair."""
 ISOLATIONS: Final = ("thread", "process")
+_REPLICA: Final = re.compile("[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 T = TypeVar("T")
 
@@ -29,6 +32,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    """0: any that is free."""
     workers: int = 1
     max_sessions: int | None = None
     overruled_max_sessions: int | None = None
@@ -66,6 +70,10 @@ class ServerConfig:
     """Bytes that a request's head may have."""
     head_timeout: float = 10.0
     """Seconds in which a connection must have sent a complete request head."""
+    replica: str | None = None
+    """Its name among several servers behind one address, where the ids of its sessions begin with it."""
+    announce: Path | None = None
+    """A file to write the server's address to when it is ready."""
     max_pending_connections: int = 16384
     """Connections of a process that may be about to send a request head. Ten thousand sessions may begin at once."""
 
@@ -168,10 +176,16 @@ def _seconds(name: str, text: str) -> float:
 
 
 def _port(name: str, text: str) -> int:
-    value = _positive_int(name, text)
-    if value > 65535:
-        raise ConfigurationError(f"{name} must be a port from 1 to 65535, not {text!r}.")
-    return value
+    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
+        raise ConfigurationError(f"{name} must be a port from 1 to 65535, or 0 for any, not {text!r}.")
+    return int(text)
+
+
+def as_replica(name: str, text: str) -> str:
+    """A name that can stand in an address, before the dot that ends it."""
+    if not _REPLICA.fullmatch(text):
+        raise ConfigurationError(f"{name} must be lower-case letters, digits and dashes, at most 63, not {text!r}.")
+    return text
 
 
 def _log_level(name: str, text: str) -> str:
@@ -237,6 +251,8 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "ENVHIVE_LEASE": ("lease", _seconds),
     "ENVHIVE_ISOLATION": ("isolation", lambda name, text: as_isolation(name, text.lower())),
     "ENVHIVE_MEMORY_LIMIT": ("memory_limit", _positive_int),
+    "ENVHIVE_REPLICA": ("replica", as_replica),
+    "ENVHIVE_ANNOUNCE": ("announce", lambda name, text: Path(text)),
     TOKENS_VARIABLE: ("tokens", _tokens),
     "ENVHIVE_ALLOW_ORIGINS": ("allow_origins", _origins),
     "ENVHIVE_EXPOSE_STEP": ("expose_step", _flag),

@@ -209,7 +209,7 @@ class Crew:
 
     def owner_of(self, session_id: str) -> int | None:
         """The worker that made a session, if its name tells of one that is at work."""
-        worker = session_id[_UUID_LENGTH + 1 :]
+        worker = session_id.rpartition(".")[2][_UUID_LENGTH + 1 :]
         at_work = self.ledger.at_work()
         if not worker.isascii() or not worker.isdecimal() or len(worker) > 4:
             return None

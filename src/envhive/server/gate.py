@@ -12,10 +12,13 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from envhive.errors import (
+    DrainingError,
     EnvHiveError,
     ForbiddenOriginError,
     InvalidMessageError,
     MessageTooLargeError,
+    QuotaExceededError,
+    SessionCapacityError,
     UnauthorizedError,
 )
 from envhive.server.auth import Owner, bearer
@@ -25,6 +28,9 @@ from envhive.wire.codec import error_data
 
 OWNER: Final = "envhive.owner"
 """Where a scope says whose request it is, once a gate has let it in."""
+
+REFUSED_HEADER: Final = "X-EnvHive-Refused"
+"""On an answer that says that there is no place here for a new session; its value is the error's code."""
 
 _OPEN: Final = "/health"
 """For probes, which have no token."""
@@ -133,8 +139,16 @@ def error_response(error: EnvHiveError) -> JSONResponse:
     detail = error.errors if isinstance(error, InvalidMessageError) and error.errors else str(error)
     extra = {name: value for name, value in error_data(error).items() if name not in ("message", "errors")}
     extra |= {"outcome": error.outcome, "retryable": error.retryable}
-    headers = {"WWW-Authenticate": "Bearer"} if error.http_status == UnauthorizedError.http_status else None
+    headers = refusal_headers(error)
+    if error.http_status == UnauthorizedError.http_status:
+        headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse({"detail": detail, **extra}, status_code=error.http_status, headers=headers)
+
+
+def refusal_headers(error: EnvHiveError) -> dict[str, str]:
+    """Says to a proxy that another server may have room: nothing has happened here."""
+    elsewhere = isinstance(error, (SessionCapacityError, DrainingError)) and not isinstance(error, QuotaExceededError)
+    return {REFUSED_HEADER: error.code} if elsewhere else {}
 
 
 async def _refuse(error: EnvHiveError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -49,6 +49,7 @@ LONGEST_TICK: Final = 1.0
 _LAG_SAMPLES: Final = 30
 STATES: Final = ("opening", "idle", "busy", "closing", "detached", "stuck")
 """What a session may be doing, as metrics tell it."""
+_DRAINING: Final = "The server is shutting down and takes no new sessions"
 _LAST_WAIT: Final = 2.0
 """Seconds that cancelled coroutines and `close()` get after the grace period."""
 
@@ -116,11 +117,11 @@ class Hive:
 
         `reserved` says that its place has been taken already, `layer` which form of the protocol it speaks.
         """
-        if self._draining or self.closing_at is not None:
+        if self._takes_no_more:
             if reserved:
                 self._places.give_back(owner)
             self.metrics.refusals["draining"] += 1
-            raise DrainingError("The server is shutting down and takes no new sessions")
+            raise DrainingError(_DRAINING)
         if not reserved:
             self._take_place(owner)
         session_id = self._new_id()
@@ -145,6 +146,17 @@ class Hive:
         self.metrics.admissions += 1
         return session
 
+    @property
+    def _takes_no_more(self) -> bool:
+        return self._draining or self.closing_at is not None
+
+    def refusal(self) -> SessionError | None:
+        """Why a newcomer would find no place at this moment; None if it would."""
+        if self._takes_no_more:
+            return DrainingError(_DRAINING)
+        taken, limit = self._places.taken(), self._places.limit()
+        return SessionCapacityError(taken, limit) if taken >= limit or self._places.anyone_waits() else None
+
     def _take_place(self, owner: Owner | None) -> None:
         try:
             self._places.take(owner)
@@ -157,8 +169,9 @@ class Hive:
             raise
 
     def _new_id(self) -> str:
-        """A name for a session that, among several workers, also tells whose it is."""
-        return str(uuid.uuid4()) if self.crew is None else f"{uuid.uuid4()}-{self.crew.index}"
+        """A name for a session; among several servers it tells whose it is, and likewise among several workers."""
+        name = str(uuid.uuid4()) if self.crew is None else f"{uuid.uuid4()}-{self.crew.index}"
+        return name if self.config.replica is None else f"{self.config.replica}.{name}"
 
     @property
     def _limits(self) -> dict[str, Any]:

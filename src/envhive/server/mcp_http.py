@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from envhive.errors import EnvHiveError, InvalidJSONError, SessionNotFoundError
 from envhive.server.auth import Owner
 from envhive.server.conversation import Conversation, batch_error, is_unasked
-from envhive.server.gate import OWNER
+from envhive.server.gate import OWNER, refusal_headers
 from envhive.server.hive import Hive
 from envhive.server.mcp import VERSIONS, as_rpc_error
 from envhive.server.relay import Relayed, is_relayed
@@ -208,7 +208,9 @@ class McpEndpoint:
         try:
             session = await self._hive.admit_in_turn(_owner(request))
         except EnvHiveError as error:
-            return _json(encode_error(as_rpc_error(error, _id_of(document))), error.http_status)
+            refused = _json(encode_error(as_rpc_error(error, _id_of(document))), error.http_status)
+            refused.headers.update(refusal_headers(error))
+            return refused
         conversation = McpSession(session)
         answer = await conversation.answer(document) or b""
         if conversation.peer.version is None or session.phase is not Phase.IDLE:

