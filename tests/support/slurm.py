@@ -69,9 +69,10 @@ class Slurm:
         )
         return done.stdout.strip()
 
-    def jobs(self) -> list[str]:
-        """The jobs that wait or run."""
-        return self.ask("squeue", "--noheader", "--format=%i %T %N").splitlines()
+    def jobs(self, name: str | None = None) -> list[str]:
+        """The jobs, or those of a name, that wait or run."""
+        named = [] if name is None else [f"--name={name}"]
+        return self.ask("squeue", "--noheader", "--format=%i %T %N", *named).splitlines()
 
 
 @contextmanager
