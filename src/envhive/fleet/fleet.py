@@ -67,6 +67,11 @@ class Fleet:
         self._watcher: threading.Thread | None = None
 
     @property
+    def token(self) -> str | None:
+        """What the servers ask of clients."""
+        return self.provider.token
+
+    @property
     def url(self) -> str:
         """Where clients connect."""
         if self._watcher is None:

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from envhive.providers.base import Replica as Replica
     from envhive.providers.base import ServerSpec as ServerSpec
     from envhive.providers.process import ProcessProvider as ProcessProvider
+    from envhive.providers.uv import UVProvider as UVProvider
 
 _HOME_OF: Final = {
     "Provider": "base",
     "Replica": "base",
     "ServerSpec": "base",
     "ProcessProvider": "process",
+    "UVProvider": "uv",
 }
 
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -64,6 +64,10 @@ class Guarded:
         """None while it runs."""
         return self._process.poll()
 
+    def wait(self, timeout_s: float) -> int:
+        """Wait until it has ended by itself; raises `subprocess.TimeoutExpired`."""
+        return self._process.wait(timeout_s)
+
     def stop(self) -> None:
         """End it, and wait until it is gone. May be called twice."""
         hold, self._hold = self._hold, -1

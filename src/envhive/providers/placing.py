@@ -100,7 +100,7 @@ class PlacingProvider(Provider):
                 place.leaving.start()
         self._for_all(self._place, [place.name for place in fresh])
         for number, place in enumerate(leaving):
-            self._progress(f"waiting for the sessions of {len(leaving) - number} replicas to finish")
+            self._tell(f"waiting for the sessions of {len(leaving) - number} replicas to finish")
             assert place.leaving is not None
             place.leaving.join()
 
@@ -183,7 +183,7 @@ class PlacingProvider(Provider):
                 self.count -= 1
             old.leaving = threading.Thread(target=self._see_off, args=(old,), daemon=True)
             old.leaving.start()
-            self._progress(f"waiting for the sessions of {name} to finish")
+            self._tell(f"waiting for the sessions of {name} to finish")
             old.leaving.join()
 
     def logs(self, lines: int = 100) -> str:
