@@ -12,6 +12,7 @@ from envhive.cli.build import build
 from envhive.cli.completion import completion
 from envhive.cli.doctor import doctor
 from envhive.cli.drain import drain
+from envhive.cli.fleet import fleet
 from envhive.cli.init import init
 from envhive.cli.listing import list_environments
 from envhive.cli.mcp import mcp
@@ -45,6 +46,7 @@ main.add_command(build)
 main.add_command(completion)
 main.add_command(doctor)
 main.add_command(drain)
+main.add_command(fleet)
 main.add_command(list_environments)
 main.add_command(mcp)
 main.add_command(init)
