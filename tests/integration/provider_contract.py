@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from envhive import GenericEnvClient
-from envhive.errors import DrainingError, ProviderError, SessionError, TransportError
+from envhive.errors import ConnectError, DrainingError, ProviderError, SessionError, TransportError
 from envhive.fleet.fleet import Fleet
 from envhive.providers.base import Provider, Replica
 from tests.support.servers import eventually
@@ -64,7 +64,7 @@ def players_on_each(fleet: Fleet, stack: ExitStack) -> list[Player]:
     def on_each() -> bool:
         try:
             player = Player(fleet.url, stack)
-        except DrainingError:  # the proxy has yet to hear of a server that has just come
+        except (ConnectError, DrainingError):  # the proxy has yet to hear of a server that has just come
             return False
         if found.setdefault(player.pid, player) is not player:
             player.client.close()

@@ -20,7 +20,7 @@ def ray_cluster() -> Iterator[Any]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         for _ in range(NODES - 1):
-            cluster.add_node(num_cpus=1)
+            cluster.add_node(wait=False, num_cpus=1)
         cluster.wait_for_nodes()
         yield cluster
     finally:

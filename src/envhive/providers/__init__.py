@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from envhive.providers.base import Replica as Replica
     from envhive.providers.base import ServerSpec as ServerSpec
     from envhive.providers.process import ProcessProvider as ProcessProvider
+    from envhive.providers.ray import RayProvider as RayProvider
+    from envhive.providers.slurm import SlurmProvider as SlurmProvider
     from envhive.providers.uv import UVProvider as UVProvider
 
 _HOME_OF: Final = {
@@ -19,6 +21,8 @@ _HOME_OF: Final = {
     "Replica": "base",
     "ServerSpec": "base",
     "ProcessProvider": "process",
+    "RayProvider": "ray",
+    "SlurmProvider": "slurm",
     "UVProvider": "uv",
 }
 

@@ -140,7 +140,7 @@ class SlurmProvider(PlacingProvider):
         self._guard: Guarded | None = None
         self._left = threading.Event()
         self._jobs: dict[str, str] = {}
-        self._queue = _Queue(_job_name(self.run_id), self._progress)
+        self._queue = _Queue(_job_name(self.run_id), self._tell)
         self._addresses: dict[str, str] = {}
 
     def _prepare(self) -> None:
@@ -263,11 +263,14 @@ class SlurmProvider(PlacingProvider):
     def _clean_up(self) -> None:
         self._left.set()
         guard, self._guard = self._guard, None
-        if guard is not None:
-            guard.stop()  # cancels what is left
         folder, self._folder = self._folder, None
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            if guard is not None:
+                sweep(self.run_id)
+                guard.stop()
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Queue:
