@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ provider = RayProvider({TARGET!r}, replicas=2, address={cluster.address!r}, **{{
         names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
         return [name for name in names if name.startswith(f"envhive-{run_id}-")]
 
+    def has_nothing(self, run_id: str) -> bool:
+        return super().has_nothing(run_id) and not list(Path(tempfile.gettempdir()).glob(f"envhive-{run_id}-*"))
+
     def node_of(self, replica: Replica) -> str:
         found = re.match(r"node (\w+) ", replica.where)
         assert found is not None
@@ -65,8 +69,12 @@ def server_of(replica: Replica) -> int:
     return int(replica.where.rpartition(" ")[2])
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def actor_of(replica: Replica, run_id: str) -> int:
+    """The first process above the server that is neither server nor guard."""
+    pid = server_of(replica)
+    while run_id.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
 
 
 class TestRay(ProviderContract):
@@ -80,8 +88,7 @@ def test_a_killed_actor_and_a_lost_node_come_back_by_themselves(engine: RayEngin
             return {replica.name for replica in provider.replicas()}
 
         (first, second), before = provider.replicas(), names()
-        actor = parent_of(parent_of(server_of(first)))  # between them is the guard
-        os.kill(actor, signal.SIGKILL)
+        os.kill(actor_of(first, provider.run_id), signal.SIGKILL)
         eventually(lambda: not is_alive(server_of(first)), within=30)
         eventually(lambda: len(names() - before) == 1 and len(names()) == 2, within=START_S)
         provider.wait_ready()

@@ -38,7 +38,7 @@ provider = SlurmProvider({TARGET!r}, replicas=2, **{{options}})
         return self._slurm.jobs(f"envhive-{run_id}")
 
     def has_nothing(self, run_id: str) -> bool:
-        return super().has_nothing(run_id) and not list(self._slurm.folder.glob(f".envhive/slurm/{run_id}"))
+        return super().has_nothing(run_id) and not (self._slurm.folder / "envhive" / "slurm" / run_id).exists()
 
     def node_of(self, replica: Replica) -> str:
         return replica.where.rpartition(" on ")[2]
@@ -49,7 +49,7 @@ def engine() -> Iterator[SlurmEngine]:
     with slurm_cluster() as slurm, pytest.MonkeyPatch.context() as patch:
         for name, value in slurm.environ.items():
             patch.setenv(name, value)
-        patch.setenv("HOME", str(slurm.folder))  # where providers keep their folders
+        patch.setenv("XDG_STATE_HOME", str(slurm.folder))  # where providers keep their folders
         yield SlurmEngine(slurm)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from envhive.providers.guarded import Guarded, tail
+from tests.support.processes import children_of
 from tests.support.servers import eventually
 from tests.support.wild import is_alive
 
@@ -35,14 +36,22 @@ from envhive.providers.guarded import Guarded
 folder = Path(sys.argv[1])
 sweep = [sys.executable, "-c", f"open({str(folder / 'swept')!r}, 'w')"]
 (folder / "inner").mkdir()
-guarded = Guarded([sys.executable, "-c", sys.argv[2]], folder / "log", sweep=sweep, remove=folder / "inner", grace_s=1)
+guarded = Guarded(
+    [sys.executable, "-c", sys.argv[2]],
+    folder / "log",
+    sweep=sweep,
+    remove=folder / "inner",
+    grace_s=1,
+    apart="apart" in sys.argv,
+)
 print("started", flush=True)
 time.sleep(600)
 """
 
 
-def start(tmp_path: Path) -> tuple[subprocess.Popen[str], int]:
-    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), CHILD], stdout=subprocess.PIPE, text=True)
+def start(tmp_path: Path, *how: str) -> tuple[subprocess.Popen[str], int]:
+    command = [sys.executable, "-c", STARTER, str(tmp_path), CHILD, *how]
+    starter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
     assert starter.stdout.readline() == "started\n"
     eventually(lambda: tail(tmp_path / "log", 1) != "", within=20)
@@ -69,6 +78,23 @@ def test_a_starter_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     starter.communicate()
     eventually(lambda: not group_of(command), within=20)
     eventually(lambda: (tmp_path / "swept").exists() and not (tmp_path / "inner").exists(), within=20)
+
+
+def test_a_starter_that_is_killed_with_all_its_children_leaves_nothing(tmp_path: Path) -> None:
+    starter, command = start(tmp_path, "apart")
+    for child in children_of(starter.pid):
+        os.kill(int(child), signal.SIGKILL)
+    assert is_alive(command)
+    starter.kill()
+    starter.communicate()
+    eventually(lambda: not group_of(command), within=20)
+    eventually(lambda: (tmp_path / "swept").exists() and not (tmp_path / "inner").exists(), within=20)
+
+
+def test_a_guard_that_stands_apart_tells_how_its_command_has_ended(tmp_path: Path) -> None:
+    guarded = Guarded([sys.executable, "-c", "raise SystemExit(7)"], tmp_path / "log", apart=True)
+    assert guarded.wait(20) == 7
+    guarded.stop()
 
 
 def test_a_guard_that_is_killed_takes_its_command_with_it(tmp_path: Path) -> None:

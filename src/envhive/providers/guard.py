@@ -1,6 +1,6 @@
 """Runs a command for as long as somebody holds the other end of its standard input, and no longer.
 
-    python guard.py [--grace SECONDS] [--remove FOLDER] [--sweep JSON_LIST] -- [COMMAND...]
+    python guard.py [--grace SECONDS] [--remove FOLDER] [--sweep JSON_LIST] [--apart] -- [COMMAND...]
 
 A provider starts what it starts through a guard. If the provider's process is killed, however hard, the pipe closes,
 and the guard ends the command with all its children, removes the folder, and runs the sweep. A provider that wants the
@@ -67,6 +67,12 @@ def _tell(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
+def _step_apart() -> int | None:
+    """Go on in a process that is no child of our starter: returns None there, and here how that one has ended."""
+    guard = os.fork()
+    return abs(os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])) if guard else None
+
+
 def _watch(process: subprocess.Popen[bytes] | None) -> _Why:
     """Wait until the command has ended by itself, or nobody wants it any longer."""
     while process is None or process.poll() is None:
@@ -81,8 +87,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--grace", type=float, default=5.0)
     parser.add_argument("--remove")
     parser.add_argument("--sweep", type=json.loads)
+    parser.add_argument("--apart", action="store_true")
     parser.add_argument("command", nargs="*")
     options: Any = parser.parse_args(arguments)
+    if options.apart and (code := _step_apart()) is not None:
+        return code
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _raise_asked)
     process = None

@@ -26,6 +26,7 @@ class Guarded:
         grace_s: How long it may take to end when told to.
         sweep: A command to run afterwards, which removes what is left elsewhere.
         remove: A folder to remove afterwards.
+        apart: Whether the guard must not be our child, as something kills those when we end.
 
     Sweep and removal are for when we are gone: after `stop` they are ours to do.
     """
@@ -39,11 +40,13 @@ class Guarded:
         grace_s: float = 5.0,
         sweep: Sequence[str] = (),
         remove: Path | None = None,
+        apart: bool = False,
     ) -> None:
         self._grace_s = grace_s
         options = ["--grace", str(grace_s)]
         options += ["--sweep", json.dumps(list(sweep))] if sweep else []
         options += ["--remove", str(remove)] if remove is not None else []
+        options += ["--apart"] if apart else []
         read_end, self._hold = os.pipe()
         try:
             with log.open("ab") if log is not None else contextlib.nullcontext(subprocess.DEVNULL) as output:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from envhive.providers.placing import _Place
 
 _LOOK_S: Final = 0.1
+_FRESH_S: Final = 1.0
 _ASK_S: Final = 10.0
 _SLACK_S: Final = 15.0
 _HEALTHY_AFTER_S: Final = 10.0
@@ -121,6 +122,7 @@ class Keeper:
             environment={**clean_environment(), "PYTHONPATH": _own_paths(), **self._orders.variables},
             grace_s=self._orders.grace_s,
             remove=self._folder,
+            apart=True,  # Ray kills the children of an actor that it ends
         )
         try:
             while server.exit_code is None and not self._left.wait(_LOOK_S):
@@ -236,32 +238,45 @@ class RayProvider(PlacingProvider):
 
 
 class _Actor:
-    """A handle of a `Keeper`. Whoever looks never waits: the answer is that to the question before."""
+    """A handle of a `Keeper`. Whoever looks hardly waits: the answer is that to the question before, if it is fresh."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
         self._lock = threading.Lock()
         self._placed = False
         self._report = _Report()
-        self._asked = handle.report.remote()
+        self._ask()
 
     def look(self) -> _Report:
         import ray
-        from ray.exceptions import ActorUnavailableError, RayError
 
         with self._lock:
             if not ray.is_initialized():
                 return _Report(failure="was ended: this program has left Ray")  # and asking would start another Ray
-            if self._report.failure is None and ray.wait([self._asked], timeout=0)[0]:
-                try:
-                    self._report = ray.get(self._asked)
-                    self._placed = True
-                except ActorUnavailableError:  # Ray is starting it again
-                    self._report = _Report()
-                except RayError as error:
-                    self._report = _Report(failure=f"was given up by Ray: {error}")
-                self._asked = self._handle.report.remote()
+            was_long_ago = time.monotonic() - self._asked_at > _FRESH_S
+            if self._take(0.0) and was_long_ago:
+                self._take(_FRESH_S)
             return self._report
+
+    def _ask(self) -> None:
+        self._asked, self._asked_at = self._handle.report.remote(), time.monotonic()
+
+    def _take(self, timeout_s: float) -> bool:
+        """Take the answer, if there is one, and ask again."""
+        import ray
+        from ray.exceptions import ActorUnavailableError, RayError
+
+        if self._report.failure is not None or not ray.wait([self._asked], timeout=timeout_s)[0]:
+            return False
+        try:
+            self._report = ray.get(self._asked)
+            self._placed = True
+        except ActorUnavailableError:  # Ray is starting it again
+            self._report = _Report()
+        except RayError as error:
+            self._report = _Report(failure=f"was given up by Ray: {error}")
+        self._ask()
+        return True
 
     def said(self, lines: int) -> str:
         import ray

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import shlex
 import shutil
 import socket
@@ -127,7 +128,7 @@ class SlurmProvider(PlacingProvider):
             drain_timeout_s=drain_timeout_s,
             progress=progress,
         )
-        self._base = Path.home() / ".envhive" / "slurm" if folder is None else Path(folder).absolute()
+        self._base = _usual_folder() if folder is None else Path(folder).absolute()
         named = {"partition": partition, "account": account, "time": time_limit}
         self._options = [f"--{name}={value}" for name, value in named.items() if value is not None]
         self._options += ["--exclusive"] if exclusive else []
@@ -240,12 +241,13 @@ class SlurmProvider(PlacingProvider):
             return
         job = self._job(name, fresh=True)
         if job is not None and job.state in _RUNNING:
-            # Not yet cancelled: Slurm kills what it has cancelled when it likes to, and we would not have a say.
+            # Not cancelled at first: when a cancelled job is killed is up to Slurm alone.
             _run(["scancel", "--signal=TERM", "--full", number], check=False)
             self._wait_for_end(name, self._stop_timeout_s)
             _run(["scancel", "--signal=KILL", "--full", number], check=False)
-        _run(["scancel", number], check=False)
-        self._wait_for_end(name, _KILL_S)
+        if job is not None and job.state in _RUNNING | _WAITING:
+            _run(["scancel", number], check=False)
+            self._wait_for_end(name, _KILL_S)
         self._jobs.pop(name, None)
 
     def _wait_for_end(self, name: str, timeout_s: float) -> None:
@@ -313,6 +315,11 @@ class _Queue:
 def sweep(run_id: str) -> None:
     """Cancel the jobs of a provider that is no more."""
     _run(["scancel", f"--name={_job_name(run_id)}"])
+
+
+def _usual_folder() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "envhive" / "slurm"
 
 
 def _job_name(run_id: str) -> str:
