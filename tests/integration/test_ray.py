@@ -119,20 +119,23 @@ def test_what_is_for_connecting_is_refused_where_there_is_a_connection(engine: R
         engine.provider(TARGET, runtime_env={"working_dir": "."}).start()
 
 
-def test_a_provider_without_a_cluster_starts_one_and_leaves_nothing_of_it() -> None:
+def test_a_provider_without_a_cluster_starts_one_brings_the_code_along_and_leaves_nothing(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    script = """
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "my_echo.py").write_text("from envhive.envs.echo import EchoEnvironment as MyEcho\n")
+    script = f"""
 import ray
 from envhive import GenericEnvClient
 from envhive.providers.ray import RayProvider
-with RayProvider("echo") as provider, GenericEnvClient(provider.base_url).sync() as env:
+provider = RayProvider("my_echo:MyEcho", runtime_env={{"working_dir": {str(project)!r}}})
+with provider, GenericEnvClient(provider.base_url).sync() as env:
     env.reset()
     print(provider.run_id)
 assert not ray.is_initialized()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=plain_environ(), capture_output=True, text=True, timeout=START_S
-    )
+    environ = plain_environ(HOME=str(tmp_path))  # where Ray keeps a token for its own clusters
+    done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     eventually(lambda: not processes_of(done.stdout.strip()))
 

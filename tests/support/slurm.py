@@ -45,7 +45,7 @@ ReturnToService=2
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,bf_interval=1
 SelectType=select/cons_tres
-KillWait=5
+KillWait=30
 MinJobAge=300
 {nodes}
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP

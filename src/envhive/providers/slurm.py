@@ -91,7 +91,7 @@ class SlurmProvider(PlacingProvider):
         folder: A folder that this machine and all nodes see, for addresses and logs; by default in the home folder.
         partition, account, time_limit: What `sbatch` calls so; Slurm's defaults where None.
         exclusive: Whether each server has a node of its own.
-        sbatch: More options of `sbatch`.
+        sbatch: More options of `sbatch`, as words or as one line.
         host: The address to listen on; all of the node's by default.
         python: The Python that runs it on the nodes, with EnvHive installed.
         start_timeout_s: How long jobs may wait for nodes, and servers until they are healthy.
@@ -111,7 +111,7 @@ class SlurmProvider(PlacingProvider):
         account: str | None = None,
         time_limit: str | None = None,
         exclusive: bool = True,
-        sbatch: Sequence[str] = (),
+        sbatch: str | Sequence[str] = (),
         host: str = "0.0.0.0",
         python: str = sys.executable,
         start_timeout_s: float = 1800.0,
@@ -132,7 +132,7 @@ class SlurmProvider(PlacingProvider):
         named = {"partition": partition, "account": account, "time": time_limit}
         self._options = [f"--{name}={value}" for name, value in named.items() if value is not None]
         self._options += ["--exclusive"] if exclusive else []
-        self._options += sbatch
+        self._options += shlex.split(sbatch) if isinstance(sbatch, str) else sbatch
         self._host = host
         self._python = python
         self._stop_timeout_s = stop_timeout_s
