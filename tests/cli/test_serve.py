@@ -76,7 +76,7 @@ def test_help_names_every_option_and_shows_examples() -> None:
     ("arguments", "environ", "said"),
     [
         (("nowhere",), {}, "'nowhere' is neither"),
-        (("echo",), {"PORT": "eight"}, "PORT must be a positive integer, not 'eight'"),
+        (("echo",), {"PORT": "eight"}, "PORT must be a port from 1 to 65535, or 0 for any, not 'eight'"),
         (("echo",), {"PORT": "99999"}, "PORT must be a port"),
         (("echo",), {"MAX_CONCURRENT_ENVS": "0"}, "MAX_CONCURRENT_ENVS must be a positive integer, not '0'"),
         (("echo",), {"WORKERS": "-2"}, "WORKERS must be a positive integer, not '-2'"),
