@@ -23,6 +23,7 @@ from envhive.compat.executor import PyExecutor
         ("a, b = 1, 2", "[1, 2]"),
         ("if True:\n    5", "5"),
         ("if False:\n    5\nelse:\n    y = 6", "6"),
+        ("for i in range(3): i * 2", "4"),
         ("{1, 2}", "{1, 2}"),
         ("[1, (2, 3)]", "[1, [2, 3]]"),
         ("True", "true"),

@@ -76,8 +76,8 @@ def test_a_prompt_is_completed_by_either() -> None:
     assert asked == {
         "model": "small",
         "messages": [{"role": "user", "content": "2+2?"}],
-        "temperature": 1.0,
         "max_tokens": 256,
+        "extra_body": {"temperature": 1.0},
     }
 
 

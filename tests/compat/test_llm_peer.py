@@ -28,7 +28,8 @@ class AsyncAnthropic:
         self.url, self.key = base_url, api_key
         self.messages = self
 
-    async def create(self, **request):
+    async def create(self, extra_body=None, **request):
+        request |= extra_body or {}
         asked = urllib.request.Request(
             self.url + "/v1/messages", json.dumps(request).encode(), {"Authorization": "Bearer " + self.key}
         )

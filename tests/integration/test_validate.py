@@ -41,12 +41,9 @@ def test_a_new_environment_is_used_by_openenvs_client(kind: Kind, peer: Peer, tm
     assert THEIR_CLIENT in stage["passed"]
 
 
-@pytest.mark.parametrize("with_server", [False, True], ids=["", "with-server"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_environment_passes_openenvs_validation(
-    kind: Kind, with_server: bool, openenv: Path, tmp_path: Path
-) -> None:
-    write_project(tmp_path / "game", Project.named("game", kind, with_server=with_server).files())
+def test_a_new_environment_passes_openenvs_validation(kind: Kind, openenv: Path, tmp_path: Path) -> None:
+    write_project(tmp_path / "game", Project.named("game", kind).files())
     command = [openenv, "validate", str(tmp_path / "game"), "--json"]
     done = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -27,7 +27,7 @@ _MODULES: Final = frozenset(
 _WITHHELD: Final = frozenset(
     (
         *("__import__", "breakpoint", "compile", "eval", "exec", "exit", "globals", "help", "input", "locals"),
-        *("memoryview", "open", "quit", "vars"),
+        *("open", "quit", "vars"),
     )
 )
 _MATHS: Final = (
@@ -103,7 +103,7 @@ def _keeping_value(tree: ast.Module) -> ast.Module:
         last.value = ast.Name(_VALUE, ast.Load())
     elif isinstance(last, ast.AugAssign) and isinstance(last.target, ast.Name):
         tree.body.append(_noting(ast.Name(last.target.id, ast.Load()), last))
-    elif isinstance(last, ast.If):
+    elif isinstance(last, (ast.If, ast.For)):
         for branch in (last.body, last.orelse):
             _keeping_value(ast.Module(branch, []))  # the list is the branch's own, and is changed in place
     return ast.fix_missing_locations(tree)

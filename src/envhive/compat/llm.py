@@ -201,8 +201,9 @@ class AnthropicClient(LLMClient):
         request: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
-            "temperature": kwargs.get("temperature", self.temperature),
             "max_tokens": kwargs.get("max_tokens", self.max_tokens),
+            # The package took it by name up to 0.125 and does no longer; this way all releases send the same.
+            "extra_body": {"temperature": kwargs.get("temperature", self.temperature)},
         }
         if system:
             request["system"] = system
