@@ -91,7 +91,7 @@ def test_it_may_end_with_a_code_of_its_own() -> None:
 def test_names_stay_from_run_to_run_and_the_last_value_does_not() -> None:
     executor = PyExecutor()
     executor.run("count = 1\ncount + 41")
-    assert executor.run("for i in range(2): count += 1").stdout == ""
+    assert executor.run("while count < 3: count += 1").stdout == ""
     assert executor.run("count").stdout == "3"
     assert PyExecutor().run("count").exit_code == 1
 
