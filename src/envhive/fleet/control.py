@@ -86,6 +86,7 @@ class Control:
         except KeyboardInterrupt:
             process.send_signal(signal.SIGTERM)  # what is half started is stopped
             process.wait()
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
     def _wait_until_there(self, process: subprocess.Popen[bytes]) -> None:
