@@ -33,7 +33,7 @@ logger: Final = logging.getLogger("envhive.fleet")
 _SOCKET: Final = "control.sock"
 _LOG: Final = "fleet.log"
 _LOOK_S: Final = 0.05
-_APPEAR_S: Final = 10.0
+_APPEAR_S: Final = 60.0
 
 
 def fleets_folder() -> Path:
@@ -80,17 +80,21 @@ class Control:
         assert process.stdin is not None
         with process.stdin:  # not by its command line: that can be read by others, and there may be a token in it
             process.stdin.write(json.dumps(orders).encode())
+        try:
+            self._wait_until_there(process)
+            return self.ask("wait", on_progress=on_progress)
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGTERM)  # what is half started is stopped
+            process.wait()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def _wait_until_there(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _APPEAR_S
         while not self.is_there:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise ProviderError(f"The fleet did not start. The last it said:\n{self._last_words()}")
             time.sleep(_LOOK_S)
-        try:
-            return self.ask("wait", on_progress=on_progress)
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGTERM)  # what is half started is stopped
-            process.wait()
-            raise
 
     def ask(self, do: str, on_progress: Callable[[str], None] | None = None, **arguments: Any) -> dict[str, Any]:
         """Have the fleet do something; raises what it says if it cannot."""
