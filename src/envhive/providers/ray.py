@@ -282,8 +282,9 @@ class _Actor:
         import ray
         from ray.exceptions import RayError
 
-        if self.look().failure is not None and not ray.is_initialized():
+        if not ray.is_initialized():
             return ""
+        self.look()
         if not self._placed:
             return "Ray has not found a node for it yet."
         try:
