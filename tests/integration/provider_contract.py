@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from envhive import GenericEnvClient
-from envhive.errors import ConnectError, DrainingError, ProviderError, SessionError, TransportError
+from envhive.errors import ProviderError, SessionError, TransportError
 from envhive.fleet.fleet import Fleet
 from envhive.providers.base import Provider, Replica
 from tests.support.servers import eventually
@@ -62,10 +62,7 @@ def players_on_each(fleet: Fleet, stack: ExitStack) -> list[Player]:
     found: dict[int, Player] = {}
 
     def on_each() -> bool:
-        try:
-            player = Player(fleet.url, stack)
-        except (ConnectError, DrainingError):  # the proxy has yet to hear of a server that has just come
-            return False
+        player = Player(fleet.url, stack)
         if found.setdefault(player.pid, player) is not player:
             player.client.close()
         return len(found) == fleet.provider.count

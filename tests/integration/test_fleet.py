@@ -268,6 +268,11 @@ def test_a_rolling_restart_under_load_fails_no_step(empty: Fleet) -> None:
     assert not before & after
 
 
+def test_a_fleet_of_one_is_restarted_under_load_without_a_refusal() -> None:
+    with fleet_of(1, max_sessions=16) as fleet:
+        assert while_playing(fleet, fleet.restart) > 0
+
+
 def test_scaling_down_lets_sessions_finish_and_sends_newcomers_elsewhere() -> None:
     with fleet_of(2, max_sessions=16) as fleet:
         names = list(sessions_by_server(fleet))

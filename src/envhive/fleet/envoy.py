@@ -39,9 +39,13 @@ _SESSION_HEADERS: Final = ("x-session-id", "mcp-session-id")
 _SESSION_PARAMETERS: Final = ("session", "session_id")
 
 
-def config(host: str, port: int, servers: Path | list[Replica]) -> dict[str, Any]:
-    """All that an Envoy needs to know: where to listen, and the servers, or the folder whose files tell which."""
+def config(host: str, port: int, servers: Path | list[Replica], admin: Path | None = None) -> dict[str, Any]:
+    """All that an Envoy needs to know: where to listen, and the servers, or the folder whose files tell which.
+
+    `admin` is where its own pages can be asked for, by whoever may use that socket.
+    """
     return {
+        **({} if admin is None else {"admin": {"address": {"pipe": {"path": str(admin), "mode": 0o600}}}}),
         "node": {"id": "envhive", "cluster": "envhive"},
         "static_resources": {
             "listeners": [_listener(host, port)],
@@ -131,29 +135,26 @@ def _virtual_host() -> dict[str, Any]:
         "include_request_attempt_count": True,
         "routes": [
             *({"match": {"prefix": "/", **match}, "route": to_owner} for match in [*by_header, *by_parameter]),
-            {
-                "match": {"prefix": "/"},
-                "route": {
-                    "cluster": "newcomers",
-                    "timeout": "0s",
-                    "idle_timeout": "0s",
-                    "retry_policy": _retries(),
-                },
-                "request_headers_to_add": [
-                    {
-                        "header": {"key": "x-envhive-attempts", "value": str(ATTEMPTS)},
-                        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-                    }
-                ],
-            },
+            # A connection that is cut before it is answered has opened nothing that anybody knows of.
+            _to_newcomers({"headers": [{"name": "upgrade", "present_match": True}]}, "reset"),
+            _to_newcomers({}, "reset-before-request"),
         ],
     }
 
 
-def _retries() -> dict[str, Any]:
+def _to_newcomers(match: dict[str, Any], also: str) -> dict[str, Any]:
+    attempts = {"key": "x-envhive-attempts", "value": str(ATTEMPTS)}
+    return {
+        "match": {"prefix": "/", **match},
+        "route": {"cluster": "newcomers", "timeout": "0s", "idle_timeout": "0s", "retry_policy": _retries(also)},
+        "request_headers_to_add": [{"header": attempts, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
+    }
+
+
+def _retries(also: str) -> dict[str, Any]:
     """Only where nothing has happened yet: nobody was there, or a server said that it has no room."""
     return {
-        "retry_on": "connect-failure,refused-stream,retriable-headers",
+        "retry_on": f"connect-failure,refused-stream,retriable-headers,{also}",
         "retriable_headers": [{"name": "x-envhive-refused", "present_match": True}],
         "num_retries": ATTEMPTS - 1,
         "retry_back_off": {"base_interval": "0.005s", "max_interval": "0.05s"},
@@ -172,7 +173,6 @@ def _newcomers(servers: Path | list[Replica]) -> dict[str, Any]:
         **_cluster("newcomers", servers),
         "lb_policy": "LEAST_REQUEST",  # a WebSocket is a request for as long as it is open
         "least_request_lb_config": {"active_request_bias": {"default_value": _BIAS, "runtime_key": "fleet.bias"}},
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "health_checks": [
             {
                 "timeout": "5s",
@@ -190,7 +190,6 @@ def _owners(servers: Path | list[Replica]) -> dict[str, Any]:
     return {
         **_cluster("owners", servers),
         "lb_policy": "ROUND_ROBIN",
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "lb_subset_config": {
             "fallback_policy": "ANY_ENDPOINT",  # which says that there is no such session
             "subset_selectors": [{"keys": ["replica"], "fallback_policy": "ANY_ENDPOINT"}],
@@ -211,6 +210,8 @@ def _cluster(name: str, servers: Path | list[Replica]) -> dict[str, Any]:
         **found,
         "connect_timeout": "5s",
         "per_connection_buffer_limit_bytes": _BUFFER,
+        # By default news of a server waits for up to a second to be told together with more.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "circuit_breakers": {"thresholds": [dict.fromkeys(everything, _NO_LIMIT)]},
     }
 
@@ -222,6 +223,12 @@ def _assignment(name: str, replicas: list[Replica]) -> dict[str, Any]:
             {"lb_endpoints": [_endpoint(replica, _WEIGHT + number) for number, replica in enumerate(replicas)]}
         ],
     }
+
+
+def host_and_port(replica: Replica) -> str:
+    """A server as Envoy names it."""
+    parts = urlsplit(replica.url)
+    return f"{parts.hostname}:{parts.port or 80}"
 
 
 def _endpoint(replica: Replica, weight: int) -> dict[str, Any]:

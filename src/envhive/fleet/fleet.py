@@ -88,6 +88,7 @@ class Fleet:
             self._stop_all()
             raise
         self._ended.clear()
+        self.provider.on_joined = self._introduce
         self._watcher = threading.Thread(target=self._watch, name="envhive-fleet", daemon=True)
         self._watcher.start()
         return self._proxy.url
@@ -140,6 +141,12 @@ class Fleet:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+    def _introduce(self) -> None:
+        """Wait until the proxy leads newcomers to every replica that takes them."""
+        self._proxy.lead_to(self.provider.replicas())
+        wanted = [replica for replica in self.provider.replicas() if not replica.draining]
+        self._proxy.wait_until_led_to(wanted, self._ended)
 
     def _watch(self) -> None:
         while not self._ended.wait(_TICK_S):

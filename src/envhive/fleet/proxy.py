@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from envhive.errors import MissingPackageError, ProviderError
-from envhive.fleet.envoy import config, write_servers
+from envhive.fleet.envoy import config, host_and_port, write_servers
 from envhive.providers.base import Replica, ask
 from envhive.providers.guarded import Guarded, tail
 
 _READY_S: Final = 30.0
 _LOOK_S: Final = 0.05
+_ADMIN_S: Final = 5.0
+_HEALTHY: Final = "::health_flags::healthy"
 
 
 class Proxy:
@@ -50,7 +55,9 @@ class Proxy:
         self._reserve_port()
         self._folder = Path(tempfile.mkdtemp(prefix="envhive-fleet-"))
         self.lead_to(replicas)
-        (self._folder / "envoy.json").write_text(json.dumps(config(self._host, self._port, self._folder)))
+        for number in range(self._count):
+            document = config(self._host, self._port, self._folder, self._admin(number))
+            self._config(number).write_text(json.dumps(document))
         self._processes = [self._run(number) for number in range(self._count)]
         deadline = time.monotonic() + _READY_S
         while ask(self.url, "GET", "/health")[0] != 200:
@@ -65,6 +72,26 @@ class Proxy:
         if replicas != self._known:
             write_servers(self._folder, replicas)
             self._known = replicas
+
+    def wait_until_led_to(self, replicas: Iterable[Replica], given_up: threading.Event) -> None:
+        """Wait until every Envoy has found these servers healthy."""
+        wanted = {host_and_port(replica) for replica in replicas}
+        deadline = time.monotonic() + _READY_S
+        while not all(wanted <= self._healthy_at(number) for number in range(self._count)):
+            if time.monotonic() > deadline:
+                raise ProviderError("Envoy did not find all servers healthy in time.")
+            if given_up.wait(_LOOK_S):
+                return
+
+    def _healthy_at(self, number: int) -> set[str]:
+        """The servers that an Envoy would send newcomers to, as HOST:PORT."""
+        assert self._folder is not None
+        with contextlib.suppress(OSError, http.client.HTTPException), _Admin(self._admin(number)) as admin:
+            admin.request("GET", "/clusters")
+            lines = admin.getresponse().read().decode().splitlines()
+            flags = [line.removeprefix("newcomers::") for line in lines if line.startswith("newcomers::")]
+            return {line.removesuffix(_HEALTHY) for line in flags if line.endswith(_HEALTHY)}
+        return set()
 
     def tend(self) -> None:
         """Start again what has died."""
@@ -87,6 +114,14 @@ class Proxy:
             self._reservation.close()
             self._reservation = None
 
+    def _config(self, number: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"envoy-{number}.json"
+
+    def _admin(self, number: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"admin-{number}.sock"
+
     def _reserve_port(self) -> None:
         """Have a port that is ours, and that Envoys can still share."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -100,9 +135,28 @@ class Proxy:
 
     def _run(self, number: int) -> Guarded:
         assert self._folder is not None
-        command = [self._program, "-c", str(self._folder / "envoy.json"), "--log-level", "warning"]
+        command = [self._program, "-c", str(self._config(number)), "--log-level", "warning"]
         command += ["--concurrency", str(max(1, (os.cpu_count() or 1) // self._count)), "--disable-hot-restart"]
         return Guarded(command, self._folder / "envoy.log", remove=self._folder if number == 0 else None)
+
+
+class _Admin(http.client.HTTPConnection):
+    """To an Envoy's own pages, through its socket in the file system."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("envoy", timeout=_ADMIN_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
 
 def find_envoy() -> str:

@@ -128,6 +128,9 @@ class Provider(ABC):
         self.run_id = f"{os.getpid()}-{secrets.token_hex(4)}"
         """Names what this provider starts, so that it can be told from what others have started."""
         self.progress = progress
+        self.on_joined: Callable[[], None] | None = None
+        """Called when new replicas are healthy, before any that they replace are taken away: a proxy may have to hear
+        of them first."""
         self._started = False
 
     # What an engine does in its own way.
@@ -184,8 +187,11 @@ class Provider(ABC):
             self.stop()
             raise
 
-    def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Wait until every replica is healthy; raises `ProviderError`, with the last that they said, if not."""
+    def wait_ready(self, timeout_s: float | None = None, *, patient: bool = False) -> None:
+        """Wait until every replica is healthy; raises `ProviderError`, with the last that they said, if not.
+
+        `patient` waits also while one has died: somebody may be about to replace it.
+        """
         deadline = time.monotonic() + (self.start_timeout_s if timeout_s is None else timeout_s)
         healthy: set[Replica] = set()
         pause, said = _LOOK_S, ""
@@ -194,7 +200,7 @@ class Provider(ABC):
             healthy = {replica for replica in there if replica in healthy or is_healthy(replica.url)}
             if len(healthy) >= self.count:
                 return
-            if (failure := self._failure()) is not None:
+            if not patient and (failure := self._failure()) is not None:
                 raise ProviderError(self._with_last_words(failure))
             if time.monotonic() > deadline:
                 late = f"{len(healthy)} of {self.count} replicas were healthy in time."
@@ -212,7 +218,13 @@ class Provider(ABC):
             raise ConfigurationError("A provider needs at least one replica.")
         self.count = count
         self._scale(count)
-        self.wait_ready()
+        self._join()
+
+    def _join(self) -> None:
+        """Wait for new replicas while others are at work."""
+        self.wait_ready(patient=True)
+        if self.on_joined is not None:
+            self.on_joined()
 
     def stop(self) -> None:
         """Stop everything. May be called twice."""

@@ -186,7 +186,12 @@ class PlacingProvider(Provider):
             self.count += 1
             try:
                 self._put(fresh)
-                self.wait_ready()
+                self._join()
+            except BaseException:  # Ctrl-C too: what did not come up is not kept
+                with self._lock:
+                    self._places.pop(fresh.name, None)
+                self._remove(fresh.name)
+                raise
             finally:
                 self.count -= 1
             old.leaving = threading.Thread(target=self._see_off, args=(old,), daemon=True)
