@@ -10,7 +10,7 @@ from typing import Final
 
 from envhive.bench.plots import Plot, draw_all
 from envhive.bench.records import Run
-from envhive.bench.tables import Table, tables_of
+from envhive.bench.tables import Table, infrastructure_table, tables_of
 from envhive.errors import ConfigurationError
 
 REPORT_FILE: Final = "report.html"
@@ -43,6 +43,8 @@ def render(runs: Sequence[Run], plots: Sequence[Plot]) -> str:
     """The page, pictures and all, as one text."""
     title = " · ".join(dict.fromkeys(f"{run.info.kind}: {run.info.label}" for run in runs))
     parts = [f"<h1>{escape(title)}</h1>"]
+    if (together := infrastructure_table(runs)) is not None:
+        parts.append(_table(together))
     for run in runs:
         parts += _facts(run)
         parts += [_table(table) for table in (tables_of(run) if run.results else [])]

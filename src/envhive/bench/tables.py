@@ -109,6 +109,28 @@ def max_batch_table(run: Run) -> Table:
     )
 
 
+def infrastructure_table(runs: Sequence[Run]) -> Table | None:
+    """Storms beside each other: what each infrastructure bore at most, and how; None if there are not several."""
+    storms = [run for run in runs if run.info.kind == "storm" and run.results]
+    if len(storms) < 2:
+        return None
+    columns = ["infrastructure", "mode", "wait", "max batch", "cores", "batch per core", "p99", "req/s"]
+    rows = []
+    for run in storms:
+        cores = run.info.server_cores
+        for (mode, wait_s), batch in sorted(max_batches(run.cells()).items()):
+            cells = [cell for cell in run.cells() if (cell.mode, cell.wait_s, cell.sessions) == (mode, wait_s, batch)]
+            rows.append(
+                [
+                    *(run.info.label, mode, f"{wait_s:g} s", f"{batch:,}" if batch else "none"),
+                    *("–" if cores is None else str(cores), number(batch / cores if cores else None)),
+                    duration(median(cell.whole.p99 for cell in cells) if cells else None),
+                    number(median(cell.requests_per_s for cell in cells) if cells else None),
+                ]
+            )
+    return Table("Infrastructures", columns, rows)
+
+
 def steady_table(run: Run) -> Table:
     columns = ["sessions", "loop", "success", "steps/s", "p50", "p90", "p99", "p99.9", "server CPU/step"]
     columns += ["server CPU", "memory/session", "opened/s", "load CPU", "errors"]

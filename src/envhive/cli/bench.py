@@ -294,7 +294,7 @@ def plot(runs: tuple[Path, ...], out: Path | None, labels: tuple[str, ...]) -> N
     from envhive.bench import screen
     from envhive.bench.records import load_run
     from envhive.bench.report import write_report
-    from envhive.bench.tables import tables_of
+    from envhive.bench.tables import infrastructure_table, tables_of
 
     if len(labels) > len(runs):
         raise ConfigurationError(f"There are {len(labels)} labels for {len(runs)} run(s).")
@@ -305,4 +305,6 @@ def plot(runs: tuple[Path, ...], out: Path | None, labels: tuple[str, ...]) -> N
     console = screen.console()
     for table in (table for finished in loaded if finished.results for table in tables_of(finished)):
         screen.show(console, table)
+    if (together := infrastructure_table(loaded)) is not None:
+        screen.show(console, together)
     screen.remark(console, f"Report: {write_report(loaded, out or runs[0])}")
