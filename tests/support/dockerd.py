@@ -3,11 +3,13 @@
     debootstrap ──► a small Debian with Python, kept as an archive ──► docker import ──► docker build docker/Dockerfile
     pip download ─► wheels of what EnvHive needs, kept ──────────────────────────────────┘
 
-The archive and the wheels are made once a machine, beside the peers' environments. All else is in a temporary folder.
+The archive and the wheels are made once a machine, beside the peers' environments, and the daemon keeps its layers
+there, so that a checkout that has not changed is not built again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -32,11 +34,27 @@ from tests.support.servers import eventually
 REPOSITORY: Final = Path(__file__).parents[2]
 CACHE: Final = Path(os.environ.get("ENVHIVE_PEER_CACHE") or REPOSITORY / ".cache" / "peers") / "docker"
 IMAGE: Final = "envhive-test:latest"
+STRANGER: Final = "stranger:latest"
+"""An image with a server that knows nothing of EnvHive, nor of the variables that it is given."""
 BASE: Final = "pybase:latest"
 
 _BRIDGE: Final = ("envhivetest0", "172.29.77.1/24")
 _NEEDED: Final = {"dockerd": "docker.io", "ip": "iproute2", "debootstrap": "debootstrap"}
 _USELESS: Final = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists")
+_STRANGER: Final = """
+import http.server
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *about):
+        pass
+
+print("a stranger serves", flush=True)
+http.server.ThreadingHTTPServer(("0.0.0.0", 8000), Handler).serve_forever()
+"""
 _MADE_S: Final = 900.0
 _START_S: Final = 60.0
 
@@ -69,8 +87,10 @@ def private_docker() -> Iterator[Docker]:
         stack.callback(daemon.stop)
         docker = _connected(daemon, folder)
         stack.callback(docker.client.close)
-        _import_base(docker, archive)
-        _build_image(docker, wheels, folder / "context")
+        _forget_the_last_run(docker)
+        _import_base(docker, archive, wheels, folder / "base")
+        _build_image(docker, folder / "context")
+        _build_stranger(docker, folder / "stranger")
         yield docker
 
 
@@ -154,14 +174,7 @@ def _make_bridge() -> None:
 
 def _daemon(folder: Path) -> list[str]:
     """No packet filter: another Docker of this machine keeps its rules, and containers cannot leave the machine."""
-    places = [
-        "--data-root",
-        str(folder / "data"),
-        "--exec-root",
-        str(folder / "exec"),
-        "--pidfile",
-        str(folder / "pid"),
-    ]
+    places = [f"--data-root={CACHE / 'engine'}", f"--exec-root={folder / 'exec'}", f"--pidfile={folder / 'pid'}"]
     network = ["--bridge", _BRIDGE[0], "--iptables=false", "--ip6tables=false"]
     return ["dockerd", *places, *network, f"--host=unix://{folder / 'docker.sock'}"]
 
@@ -170,31 +183,49 @@ def _connected(daemon: Guarded, folder: Path) -> Docker:
     found: list[Docker] = []
 
     def answers() -> bool:
-        try:
+        if daemon.exit_code is not None:
+            pytest.skip(f"dockerd does not start here:\n{tail(folder / 'log', 10)}")
+        with contextlib.suppress(ProviderError):
             found.append(Docker(folder))
-        except ProviderError:
-            if daemon.exit_code is not None:
-                pytest.skip(f"dockerd does not start here:\n{tail(folder / 'log', 10)}")
-            return False
-        return True
+        return bool(found)
 
     eventually(answers, within=_START_S)
     return found[0]
 
 
-def _import_base(docker: Docker, archive: Path) -> None:
-    name, tag = BASE.split(":")
-    docker.client.api.import_image_from_file(str(archive), repository=name, tag=tag)
+def _forget_the_last_run(docker: Docker) -> None:
+    """What it left behind if it was killed, and layers that nobody needs."""
+    docker.client.swarm.leave(force=True)
+    for container in docker.client.containers.list(all=True):
+        container.remove(force=True, v=True)
+    docker.client.images.prune()
 
 
-def _build_image(docker: Docker, wheels: Path, context: Path) -> None:
+def _import_base(docker: Docker, archive: Path, wheels: Path, context: Path) -> None:
+    """Its tag says which archive it came from: an image that is made anew has other layers."""
+    kept = f"{BASE.split(':')[0]}:{int(archive.stat().st_mtime)}"
+    if not docker.client.images.list(name=kept):
+        name, tag = kept.split(":")
+        docker.client.api.import_image_from_file(str(archive), repository=name, tag=tag)
+    shutil.copytree(wheels, context / "wheels")
+    (context / "Dockerfile").write_text(f"FROM {kept}\nCOPY wheels /wheels\n")
+    docker.client.images.build(path=str(context), tag=BASE, rm=True)
+
+
+def _build_image(docker: Docker, context: Path) -> None:
     context.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "docker/Dockerfile"):
         shutil.copy(REPOSITORY / name, context / Path(name).name)
     shutil.copytree(REPOSITORY / "src", context / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(wheels, context / "wheels")
-    options = {"BASE": BASE, "PIP_OPTIONS": "--no-index --find-links=/source/wheels"}
+    options = {"BASE": BASE, "PIP_OPTIONS": "--no-index --find-links=/wheels"}
     docker.client.images.build(path=str(context), tag=IMAGE, buildargs=options, rm=True, network_mode="none")
+
+
+def _build_stranger(docker: Docker, context: Path) -> None:
+    context.mkdir()
+    (context / "server.py").write_text(_STRANGER)
+    (context / "Dockerfile").write_text(f'FROM {BASE}\nCOPY server.py /\nCMD ["python3", "/server.py"]\n')
+    docker.client.images.build(path=str(context), tag=STRANGER, rm=True)
 
 
 def _run(*command: str) -> str:

@@ -67,10 +67,12 @@ _MCP_CLIENT: Final = {
     "MCPToolClient": "envhive.client.mcp:MCPToolClient",
 }
 _HTTP_CLIENT: Final = _from("envhive.compat.clients", "HTTPEnvClient")
-_PROVIDERS: Final = _from(
-    "envhive.compat.providers",
-    *("ContainerProvider", "DockerSwarmProvider", "KubernetesProvider", "LocalDockerProvider", "RuntimeProvider"),
-)
+_PROVIDERS: Final = {
+    "ContainerProvider": "envhive.providers.container:ContainerProvider",
+    "KubernetesProvider": "envhive.providers.kubernetes:KubernetesProvider",
+    "LocalDockerProvider": "envhive.providers.docker:LocalDockerProvider",
+    **_from("envhive.compat.providers", "DockerSwarmProvider", "RuntimeProvider"),
+}
 _ENV_SERVER: Final = {
     **_TYPES,
     **_INTERFACES,

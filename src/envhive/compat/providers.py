@@ -1,28 +1,12 @@
-"""Names for where OpenEnv starts its servers, so that clients that mention them can be imported.
-
-The two interfaces are real. The providers cannot be used: EnvHive starts no containers yet.
-"""
+"""Where OpenEnv starts its servers: EnvHive's providers with OpenEnv's names and constructors."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any, NoReturn
 
-
-class ContainerProvider(ABC):
-    """Starts and stops one container."""
-
-    @abstractmethod
-    def start_container(
-        self, image: str, port: int | None = None, env_vars: dict[str, str] | None = None, **kwargs: Any
-    ) -> str:
-        """Start it, and give the address of its server."""
-
-    @abstractmethod
-    def stop_container(self) -> None: ...
-
-    @abstractmethod
-    def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None: ...
+from envhive.errors import ConfigurationError
+from envhive.providers import swarm
 
 
 class RuntimeProvider(ABC):
@@ -38,6 +22,15 @@ class RuntimeProvider(ABC):
     def wait_for_ready(self, timeout_s: float = 30.0) -> None: ...
 
 
+class DockerSwarmProvider(swarm.DockerSwarmProvider):
+    """Makes this Docker a swarm if it is none, as OpenEnv's does."""
+
+    def __init__(self, *, auto_init_swarm: bool = True, overlay_network: str | None = None) -> None:
+        if overlay_network is not None:
+            raise ConfigurationError("EnvHive publishes tasks on their nodes, and uses no overlay network.")
+        super().__init__(init_swarm=auto_init_swarm)
+
+
 class _Unavailable:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse(type(self).__name__)
@@ -48,18 +41,6 @@ def _refuse(name: str) -> NoReturn:
         f"EnvHive has no {name} yet. Start the server by itself (docker run, envhive serve) and give its address: "
         f"EnvClient(base_url=...)."
     )
-
-
-class LocalDockerProvider(_Unavailable):
-    """Not available yet."""
-
-
-class DockerSwarmProvider(_Unavailable):
-    """Not available yet."""
-
-
-class KubernetesProvider(_Unavailable):
-    """Not available yet."""
 
 
 class UVProvider(_Unavailable):

@@ -28,6 +28,8 @@ def connect(docker_host: str | None = None) -> Any:
     try:
         if where is None and (context := ContextAPI.get_current_context()) is not None:
             where = context.Host
+        if where is not None and where.startswith("unix://"):
+            os.stat(where.removeprefix("unix://"))  # Docker's client says less of a socket that is not there
         client = docker.from_env(environment={**os.environ, **at_host(where)})
         client.ping()
     except (docker.errors.DockerException, OSError) as error:
@@ -57,7 +59,8 @@ def talking() -> Iterator[None]:
 
 def explain(error: BaseException) -> str:
     """What Docker says, without where it was said."""
-    return str(getattr(error, "explanation", None) or error).strip().rstrip(".")
+    said = getattr(error, "explanation", None) or getattr(error, "strerror", None) or error
+    return str(said).strip().rstrip(".")
 
 
 def require_image(client: Any, image: str, pull: Pull, progress: Progress) -> None:
