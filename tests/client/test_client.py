@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from envhive import ConcurrencyConfig, EnvClient, GenericEnvClient, State, StepResult
+from envhive import ConcurrencyConfig, EnvClient, GenericEnvClient, MCPToolClient, State, StepResult
 from envhive.errors import (
     ConnectError,
     ConnectionLostError,
@@ -196,6 +196,17 @@ def test_a_plain_with_is_a_type_error_that_says_what_to_do() -> None:
     expected = pytest.raises(TypeError, match=r"CountingClient.*`async with`.*`with client\.sync\(\) as env`")
     with expected, CountingClient("http://127.0.0.1:1"):
         pass
+
+
+@pytest.mark.parametrize("client_cls", [EnvClient, GenericEnvClient, MCPToolClient])
+@pytest.mark.parametrize("mode", ["simulation", "Production", None])
+def test_a_mode_may_be_said_as_openenvs_clients_take_it(client_cls: Any, mode: str | None) -> None:
+    assert client_cls(base_url="http://localhost:8000", mode=mode).base_url == "http://localhost:8000"
+
+
+def test_a_mode_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode must be simulation or production, not 'party'"):
+        GenericEnvClient("http://localhost:8000", mode="party")
 
 
 def test_the_base_url_is_what_was_given() -> None:

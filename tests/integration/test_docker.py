@@ -210,9 +210,10 @@ def sessions_of(fleet: Fleet) -> list[int]:
 
 def test_sessions_are_spread_over_the_containers(fleet: Fleet) -> None:
     with ExitStack() as stack:
-        for _ in range(6):
+        for _ in range(8):
             stack.enter_context(client(fleet.url)).reset()
-        assert sessions_of(fleet) == [3, 3]
+        assert sum(sessions_of(fleet)) == 8
+        assert min(sessions_of(fleet)) >= 2
     eventually(lambda: sessions_of(fleet) == [0, 0])
 
 
@@ -221,10 +222,11 @@ def test_a_killed_container_costs_its_own_sessions_alone_and_is_replaced(fleet: 
         envs = [stack.enter_context(client(fleet.url)) for _ in range(4)]
         for env in envs:
             env.reset()
-        victim = fleet.members()[0]
+        victim = max(fleet.members(), key=lambda member: member.sessions)
         docker.client.api.kill(victim.where.split()[-1], signal="SIGKILL")
         results = [outcome(env) for env in envs]
-        assert sorted(results) == ["EnvHiveError", "EnvHiveError", "hello", "hello"]
+        assert results.count("EnvHiveError") == victim.sessions
+        assert results.count("hello") == 4 - victim.sessions
     eventually(lambda: [member.status for member in fleet.members()] == ["ok", "ok"], within=30)
     assert victim.name not in [member.name for member in fleet.members()]
     with client(fleet.url) as env:
@@ -240,13 +242,13 @@ def outcome(env: Any) -> str:
 
 def test_scaling_down_waits_for_the_sessions_of_those_that_go(fleet: Fleet) -> None:
     with ExitStack() as stack:
-        envs = [stack.enter_context(client(fleet.url)) for _ in range(2)]
+        envs = [stack.enter_context(client(fleet.url)) for _ in range(8)]
         for env in envs:
             env.reset()
         scaling = threading.Thread(target=fleet.scale, args=(1,))
         scaling.start()
         eventually(lambda: "draining" in [member.status for member in fleet.members()])
-        assert [outcome(env) for env in envs] == ["hello", "hello"]
+        assert [outcome(env) for env in envs] == ["hello"] * 8
         assert scaling.is_alive()
     scaling.join(60)
     assert len(fleet.members()) == 1

@@ -38,7 +38,8 @@ VARIABLES = sorted({variable for variable, *_ in GOOD_VALUES})
 NO_INTEGERS = ["0", "-1", "many", "2.5", "1e3", "0x10", "4\n5", "4;"]
 NO_SECONDS = ["0", "-2", "soon", "nan", "inf", "1,5"]
 BAD_VALUES = [
-    *((variable, value) for variable in ("MAX_CONCURRENT_ENVS", "WORKERS", "PORT") for value in NO_INTEGERS),
+    *((variable, value) for variable in ("MAX_CONCURRENT_ENVS", "WORKERS") for value in NO_INTEGERS),
+    *(("PORT", value) for value in NO_INTEGERS if value != "0"),
     *((variable, "-1") for variable in ("ENVHIVE_MAX_MESSAGE_SIZE", "ENVHIVE_THREAD_STACK_SIZE")),
     *(("SESSION_TIMEOUT", value) for value in NO_SECONDS),
     *((f"ENVHIVE_{name}", "soon") for name in ("PING_INTERVAL", "PING_TIMEOUT", "GRACE_PERIOD")),

@@ -13,6 +13,7 @@ from envhive.cli.completion import completion
 from envhive.cli.deploy import deploy
 from envhive.cli.doctor import doctor
 from envhive.cli.drain import drain
+from envhive.cli.fleet import fleet
 from envhive.cli.init import init
 from envhive.cli.listing import list_environments
 from envhive.cli.mcp import mcp
@@ -47,6 +48,7 @@ main.add_command(completion)
 main.add_command(deploy)
 main.add_command(doctor)
 main.add_command(drain)
+main.add_command(fleet)
 main.add_command(list_environments)
 main.add_command(mcp)
 main.add_command(init)

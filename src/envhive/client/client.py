@@ -8,6 +8,7 @@ import os
 import random
 import time
 import typing
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeVar
 
@@ -27,13 +28,17 @@ from envhive.types import StepResult
 from envhive.wire.codec import validation_failure
 
 if TYPE_CHECKING:
+    from envhive.client.launch import Launch, Servers
     from envhive.client.sync import SyncEnvClient
+    from envhive.fleet.fleet import Fleet
+    from envhive.providers.base import Provider
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
 StateT = TypeVar("StateT")
 
 
+_MODES: Final = ("simulation", "production")
 _ANSWERING_S: Final = 5.0
 """How much longer than a step may take its reply is waited for: the server says when time is up."""
 _FIRST_PAUSE_S: Final = 0.05
@@ -85,6 +90,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         websocket_ping_interval_s: Silence after which the server is asked whether it is there; None: never.
         websocket_ping_timeout_s: How long it may take to answer that; at most the interval.
         headers: Sent with the upgrade, for proxies.
+        mode: `simulation` or `production`, for code that says so: what is offered, the server's mode decides.
         token: Sent to the server as a bearer token; `ENVHIVE_TOKEN` when not given.
         resume: Whether to come back to the session after a lost connection.
         action_cls, observation_cls, state_cls: The types to use, where the class does not name them.
@@ -106,12 +112,15 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         websocket_ping_timeout_s: float | None = 20.0,
         headers: dict[str, str] | None = None,
         *,
+        mode: str | None = None,
         token: str | None = None,
         resume: bool = True,
         action_cls: type[Any] | None = None,
         observation_cls: type[Any] | None = None,
         state_cls: type[Any] | None = None,
     ) -> None:
+        if mode is not None and mode.lower() not in _MODES:
+            raise ValueError(f"mode must be {' or '.join(_MODES)}, not {mode!r}")
         self._base_url = base_url.rstrip("/")
         self._url = websocket_url(base_url)
         self._options = TransportOptions(
@@ -131,6 +140,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         self._closings = 0
         self._resumes = resume
         self._requests = 0
+        self._servers: Servers | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -146,6 +156,55 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     @property
     def base_url(self) -> str:
         return self._base_url
+
+    # Servers that are started for the client, and stopped with it.
+
+    @classmethod
+    def from_provider(cls, provider: Provider | Fleet, **client_options: Any) -> Launch[Self]:
+        """Start the provider's servers, and connect to them; several replicas get a proxy before them.
+
+        Example:
+            with GenericEnvClient.from_provider(ProcessProvider("echo", replicas=2)).sync() as env:
+                env.reset()
+
+        `await` works as well, and `async with`. Closing the client stops the servers. `client_options` are those of
+        the client's constructor.
+        """
+        from envhive.client.launch import Launch, servers_of
+
+        return Launch(cls._maker(client_options), servers_of(provider))
+
+    @classmethod
+    def from_docker_image(cls, image: str, provider: Any = None, **options: Any) -> Launch[Self]:
+        """The same with containers of an image: on this machine's Docker, or on another provider of containers.
+
+        `options` are those of `LocalDockerProvider`, or of the given provider's `start_container`.
+        """
+        from envhive.client.launch import Launch, servers_of_image
+
+        return Launch(cls._maker({}), servers_of_image(image, provider, options))
+
+    @classmethod
+    def from_hub(cls, repo_id: str, *, provider: Any = "docker", **options: Any) -> Launch[Self]:
+        """The same with the environment of a Hugging Face Space, OWNER/NAME.
+
+        Args:
+            repo_id: The Space.
+            provider: `docker` runs its image, `uv` installs its files; or a provider of containers.
+            **options: Those of the provider, such as `replicas`.
+        """
+        from envhive.client.launch import Launch, servers_of_space
+
+        return Launch(cls._maker({}), servers_of_space(repo_id, provider, options))
+
+    @classmethod
+    def from_env(cls, repo_id: str, *, use_docker: bool = True, provider: Any = None, **options: Any) -> Launch[Self]:
+        """`from_hub` by OpenEnv's name and arguments."""
+        return cls.from_hub(repo_id, provider=provider or ("docker" if use_docker else "uv"), **options)
+
+    @classmethod
+    def _maker(cls, options: dict[str, Any]) -> Callable[[str, str | None], Self]:
+        return lambda url, token: cls(url, **{"token": token, **options})
 
     # The environment.
 
@@ -245,11 +304,16 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         return self
 
     async def close(self) -> None:
-        """End the session. May be called twice."""
+        """End the session, and stop the servers that were started for it. May be called twice."""
         self._closings += 1
         transport, self._transport = self._transport, None
-        if transport is not None and self._home is not None and self._home.is_here():
-            await transport.close()
+        servers, self._servers = self._servers, None
+        try:
+            if transport is not None and self._home is not None and self._home.is_here():
+                await transport.close()
+        finally:
+            if servers is not None:
+                await asyncio.shield(asyncio.to_thread(servers.stop))
 
     async def disconnect(self) -> None:
         """The same as `close`."""

@@ -6,13 +6,14 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 from envhive.errors import ProviderError
 from envhive.fleet.envoy import processes_for
 from envhive.fleet.proxy import Proxy
-from envhive.providers.base import Provider, Replica, ask
+from envhive.providers.base import Provider, Replica, ask, drain
 
 logger: Final = logging.getLogger("envhive.fleet")
 
@@ -67,6 +68,11 @@ class Fleet:
         self._watcher: threading.Thread | None = None
 
     @property
+    def token(self) -> str | None:
+        """What the servers ask of clients."""
+        return self.provider.token
+
+    @property
     def url(self) -> str:
         """Where clients connect."""
         if self._watcher is None:
@@ -101,6 +107,12 @@ class Fleet:
     def restart(self) -> None:
         """Replace the replicas one by one, each by a new one that is there first. Sessions finish where they are."""
         self.provider.restart()
+
+    def drain(self, timeout_s: float) -> None:
+        """Take no new sessions, and wait until those that are there have ended."""
+        replicas, token = self.provider.replicas(), self.provider.token
+        with ThreadPoolExecutor(max(1, len(replicas))) as pool:
+            list(pool.map(lambda replica: drain(replica.url, token, timeout_s, self._ended), replicas))
 
     def members(self) -> list[Member]:
         """The replicas, and how each is."""

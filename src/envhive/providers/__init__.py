@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from envhive.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from envhive.providers.base import Provider as Provider
     from envhive.providers.base import Replica as Replica
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from envhive.providers.kubernetes import KubernetesProvider as KubernetesProvider
     from envhive.providers.process import ProcessProvider as ProcessProvider
     from envhive.providers.swarm import DockerSwarmProvider as DockerSwarmProvider
+    from envhive.providers.uv import UVProvider as UVProvider
 
 _HOME_OF: Final = {
     "Provider": "base",
@@ -24,7 +27,33 @@ _HOME_OF: Final = {
     "KubernetesProvider": "kubernetes",
     "LocalDockerProvider": "docker",
     "ProcessProvider": "process",
+    "UVProvider": "uv",
 }
+
+PROVIDERS: Final = {
+    "process": ("process", "ProcessProvider"),
+    "uv": ("uv", "UVProvider"),
+    "docker": ("docker", "LocalDockerProvider"),
+    "swarm": ("swarm", "DockerSwarmProvider"),
+    "kubernetes": ("kubernetes", "KubernetesProvider"),
+    "ray": ("ray", "RayProvider"),
+    "slurm": ("slurm", "SlurmProvider"),
+}
+"""The module and class of each kind."""
+
+
+def make_provider(kind: str, what: str, **options: Any) -> Provider:
+    """A provider by its kind's name: `what` is the target, folder or image that it runs."""
+    if kind not in PROVIDERS:
+        raise ConfigurationError(f"There is no provider {kind!r}; there are {', '.join(PROVIDERS)}.")
+    module, name = PROVIDERS[kind]
+    provider = getattr(import_module(f"envhive.providers.{module}"), name)
+    try:
+        made: Provider = provider(what, **options)
+    except TypeError as error:
+        raise ConfigurationError(f"{name} does not take these options: {error}.") from error
+    return made
+
 
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 

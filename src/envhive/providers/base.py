@@ -127,7 +127,7 @@ class Provider(ABC):
         self.start_timeout_s = start_timeout_s
         self.run_id = f"{os.getpid()}-{secrets.token_hex(4)}"
         """Names what this provider starts, so that it can be told from what others have started."""
-        self._progress = progress or (lambda sentence: None)
+        self.progress = progress
         self._started = False
 
     # What an engine does in its own way.
@@ -162,6 +162,15 @@ class Provider(ABC):
 
     # What is the same everywhere.
 
+    @property
+    def token(self) -> str | None:
+        """What the servers ask of clients."""
+        return self.spec.token
+
+    def _tell(self, sentence: str) -> None:
+        if self.progress is not None:
+            self.progress(sentence)
+
     def start(self) -> str:
         """Start all replicas, wait until they are healthy, and return the address of the first."""
         if self._started:
@@ -192,7 +201,7 @@ class Provider(ABC):
                 raise ProviderError(self._with_last_words(late))
             sentence = f"{len(healthy)} of {self.count} replicas healthy, {len(there)} with an address"
             if sentence != said:
-                self._progress(sentence)
+                self._tell(sentence)
                 said = sentence
             time.sleep(pause)
             pause = min(1.5 * pause, _LONGEST_LOOK_S)

@@ -23,7 +23,7 @@ from envhive.providers.container import (
 from envhive.providers.docker_engine import Pull, at_host, connect, require_image, talking
 from envhive.providers.guarded import Guarded
 from envhive.providers.placing import PlacingProvider
-from envhive.providers.sweep import sweeping
+from envhive.providers.sweep import by_hand, sweeping
 
 logger: Final = logging.getLogger("envhive.providers")
 
@@ -100,7 +100,7 @@ class LocalDockerProvider(ContainerCalls, PlacingProvider):
     def _prepare(self) -> None:
         image = image_of(self.spec)
         self._docker = connect(self._docker_host)
-        require_image(self._docker, image, self._pull, self._progress)
+        require_image(self._docker, image, self._pull, self._tell)
         self._guard = sweeping("docker", self.run_id, environment=at_host(self._docker_host))
 
     def _place(self, name: str) -> None:
@@ -162,7 +162,9 @@ class LocalDockerProvider(ContainerCalls, PlacingProvider):
         try:
             self._end(self._container_name(name))
         except ProviderError as error:
-            logger.warning("Replica %s could not be removed, and is left to the sweep: %s", name, error)
+            logger.warning(
+                "Replica %s could not be removed (%s); to try again: %s", name, error, by_hand("docker", self.run_id)
+            )
 
     def _end(self, container_name: str) -> None:
         from docker.errors import APIError, NotFound

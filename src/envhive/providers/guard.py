@@ -3,8 +3,9 @@
     python guard.py [--grace SECONDS] [--remove FOLDER] [--sweep JSON_LIST] -- [COMMAND...]
 
 A provider starts what it starts through a guard. If the provider's process is killed, however hard, the pipe closes,
-and the guard ends the command with all its children, removes the folder, and runs the sweep. The same happens when
-the provider closes the pipe on purpose. This file uses the standard library alone, so any Python can run it.
+and the guard ends the command with all its children, removes the folder, and runs the sweep. A provider that wants the
+command to end writes a byte first: then it removes and sweeps by itself. This file uses the standard library alone, so
+any Python can run it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import signal
 import subprocess
 import sys
 import time
+from enum import Enum, auto
 from types import FrameType
 from typing import Any, Final
 
@@ -41,13 +43,15 @@ def _die_with_the_guard() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _held(timeout: float) -> bool:
-    """Whether somebody still holds the other end of the pipe."""
-    try:
-        ready, _, _ = select.select([0], [], [], timeout)
-        return not ready or bool(os.read(0, 4096))
-    except _Asked:
-        return False
+class _Why(Enum):
+    """Why the guard's work is over."""
+
+    ENDED = auto()
+    """The command has ended by itself."""
+    TOLD = auto()
+    """Who started it wants it to end."""
+    LEFT = auto()
+    """Who started it is gone."""
 
 
 def _end(process: subprocess.Popen[bytes], grace: float) -> None:
@@ -63,12 +67,13 @@ def _tell(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _watch(process: subprocess.Popen[bytes] | None) -> bool:
-    """Wait until the command has ended by itself (True) or nobody wants it any longer (False)."""
-    while _held(_TICK):
-        if process is not None and process.poll() is not None:
-            return True
-    return False
+def _watch(process: subprocess.Popen[bytes] | None) -> _Why:
+    """Wait until the command has ended by itself, or nobody wants it any longer."""
+    while process is None or process.poll() is None:
+        ready, _, _ = select.select([0], [], [], _TICK)
+        if ready:
+            return _Why.TOLD if os.read(0, 1) else _Why.LEFT
+    return _Why.ENDED
 
 
 def main(arguments: list[str]) -> int:
@@ -86,23 +91,23 @@ def main(arguments: list[str]) -> int:
             options.command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_the_guard
         )
     try:
-        ended_by_itself = _watch(process)
+        why = _watch(process)
     except _Asked:
-        ended_by_itself = False
+        why = _Why.LEFT
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     if process is not None:
-        if not ended_by_itself:
+        if why is not _Why.ENDED:
             _end(process, options.grace)
         _tell(process, signal.SIGKILL)  # if it would not end, and children that it left behind
         process.wait()
-    if options.sweep:
+    if options.sweep and why is _Why.LEFT:
         deadline = time.monotonic() + 30
         while subprocess.run(options.sweep).returncode and time.monotonic() < deadline:
             time.sleep(1)
-    if options.remove and not ended_by_itself:
+    if options.remove and why is _Why.LEFT:
         shutil.rmtree(options.remove, ignore_errors=True)
-    code = process.returncode if process is not None and ended_by_itself else 0
+    code = process.returncode if process is not None and why is _Why.ENDED else 0
     return code if code >= 0 else 128 - code
 
 

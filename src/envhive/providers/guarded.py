@@ -24,8 +24,10 @@ class Guarded:
         log: Where its output goes.
         environment: All of its variables.
         grace_s: How long it may take to end when told to.
-        sweep: A command to run afterwards, which removes what the first has left elsewhere.
-        remove: A folder to remove afterwards, if we are gone.
+        sweep: A command to run afterwards, which removes what is left elsewhere.
+        remove: A folder to remove afterwards.
+
+    Sweep and removal are for when we are gone: after `stop` they are ours to do.
     """
 
     def __init__(
@@ -64,11 +66,17 @@ class Guarded:
         """None while it runs."""
         return self._process.poll()
 
+    def wait(self, timeout_s: float) -> int:
+        """Wait until it has ended by itself; raises `subprocess.TimeoutExpired`."""
+        return self._process.wait(timeout_s)
+
     def stop(self) -> None:
         """End it, and wait until it is gone. May be called twice."""
         hold, self._hold = self._hold, -1
         if hold < 0:
             return
+        with contextlib.suppress(BrokenPipeError):
+            os.write(hold, b".")
         os.close(hold)
         try:
             self._process.wait(self._grace_s + _SLACK_S)

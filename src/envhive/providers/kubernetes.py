@@ -18,7 +18,7 @@ from envhive.providers.base import CommonOptions, Progress, Provider, Replica, S
 from envhive.providers.container import OWNER_LABEL, RUN_LABEL, labels_of
 from envhive.providers.guarded import Guarded
 from envhive.providers.manifests import manifests
-from envhive.providers.sweep import sweeping
+from envhive.providers.sweep import by_hand, sweeping
 
 logger: Final = logging.getLogger("envhive.providers")
 
@@ -109,7 +109,7 @@ class KubernetesProvider(Provider):
         self._namespace = self._namespace or _usual_namespace(self._context)
         options = ["--namespace", self._namespace, *([] if self._context is None else ["--context", self._context])]
         self._guard = sweeping("kubernetes", self.run_id, *options)
-        self._progress(f"placing {count} pods")
+        self._tell(f"placing {count} pods")
         create: dict[str, Callable[..., Any]] = {
             "Secret": CoreV1Api(self._api).create_namespaced_secret,
             "Service": CoreV1Api(self._api).create_namespaced_service,
@@ -165,7 +165,7 @@ class KubernetesProvider(Provider):
             if time.monotonic() > deadline:
                 raise ProviderError(f"Waited {timeout_s:g} s for {what}, in vain.")
             if not told:
-                self._progress(f"waiting for {what}")
+                self._tell(f"waiting for {what}")
                 told = True
             if self._released.wait(_LOOK_S):
                 return
@@ -233,7 +233,8 @@ class KubernetesProvider(Provider):
                 try:
                     self._delete_all(api)
                 except ProviderError as error:
-                    logger.warning("%s could not be removed, and is left to the sweep: %s", self.name, error)
+                    again = by_hand("kubernetes", self.run_id, "--namespace", str(self._namespace))
+                    logger.warning("%s could not be removed (%s); to try again: %s", self.name, error, again)
             guard, self._guard = self._guard, None
             if guard is not None:
                 guard.stop()

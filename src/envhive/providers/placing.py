@@ -26,6 +26,8 @@ class _Place:
 
     name: str
     began: float
+    is_placed: bool = False
+    """Whether the engine has it: before that it cannot have died."""
     failures: int = 0
     again_at: float | None = None
     """When to start it anew, if it has died."""
@@ -98,11 +100,17 @@ class PlacingProvider(Provider):
             for place in leaving:
                 place.leaving = threading.Thread(target=self._see_off, args=(place,), daemon=True)
                 place.leaving.start()
-        self._for_all(self._place, [place.name for place in fresh])
+        self._for_all(self._put, fresh)
         for number, place in enumerate(leaving):
-            self._progress(f"waiting for the sessions of {len(leaving) - number} replicas to finish")
+            self._tell(f"waiting for the sessions of {len(leaving) - number} replicas to finish")
             assert place.leaving is not None
             place.leaving.join()
+
+    def _put(self, place: _Place) -> None:
+        self._place(place.name)
+        place.is_placed = True
+        if self._released.is_set():  # all was stopped meanwhile
+            self._remove(place.name)
 
     def _new_place(self) -> _Place:
         self._made += 1
@@ -134,13 +142,13 @@ class PlacingProvider(Provider):
         with self._lock:
             places = list(self._places.values())
         for place in places:
-            if place.leaving is None and (how := self._ended(place.name)) is not None:
+            if place.is_placed and place.leaving is None and (how := self._ended(place.name)) is not None:
                 return f"Replica {place.name} {how}."
         return None
 
     def tend(self) -> None:
         with self._lock:
-            places = [place for place in self._places.values() if place.leaving is None]
+            places = [place for place in self._places.values() if place.is_placed and place.leaving is None]
         now = time.monotonic()
         for place in places:
             if place.again_at is None and self._ended(place.name) is not None:
@@ -160,9 +168,9 @@ class PlacingProvider(Provider):
             fresh.failures = dead.failures
             self._places[fresh.name] = fresh
         try:
-            self._place(fresh.name)
+            self._put(fresh)
         except ProviderError:
-            fresh.again_at = time.monotonic() + _LONGEST_PAUSE_S
+            fresh.is_placed, fresh.again_at = True, time.monotonic() + _LONGEST_PAUSE_S
 
     def restart(self) -> None:
         """Replace every replica by a fresh one, one at a time: first the new, then the old lets its sessions finish."""
@@ -177,13 +185,13 @@ class PlacingProvider(Provider):
                 self._places[fresh.name] = fresh
             self.count += 1
             try:
-                self._place(fresh.name)
+                self._put(fresh)
                 self.wait_ready()
             finally:
                 self.count -= 1
             old.leaving = threading.Thread(target=self._see_off, args=(old,), daemon=True)
             old.leaving.start()
-            self._progress(f"waiting for the sessions of {name} to finish")
+            self._tell(f"waiting for the sessions of {name} to finish")
             old.leaving.join()
 
     def logs(self, lines: int = 100) -> str:
@@ -198,7 +206,7 @@ class PlacingProvider(Provider):
         self._released.set()
         with self._lock:
             places = list(self._places.values())
-        self._for_all(self._remove, [place.name for place in places])
+        self._for_all(lambda place: self._remove(place.name), places)
         for place in places:
             if place.leaving is not None:
                 place.leaving.join()
@@ -207,11 +215,11 @@ class PlacingProvider(Provider):
             self._clean_up()
 
     @staticmethod
-    def _for_all(action: Callable[[str], None], names: list[str]) -> None:
+    def _for_all(action: Callable[[_Place], None], places: list[_Place]) -> None:
         """Do it to all at once; what goes wrong with one is raised when all have been done."""
-        if not names:
+        if not places:
             return
-        with ThreadPoolExecutor(min(_AT_ONCE, len(names))) as pool:
-            futures = [pool.submit(action, name) for name in names]
+        with ThreadPoolExecutor(min(_AT_ONCE, len(places))) as pool:
+            futures = [pool.submit(action, place) for place in places]
         for future in futures:
             future.result()

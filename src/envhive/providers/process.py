@@ -64,10 +64,14 @@ class ProcessProvider(PlacingProvider):
     def _prepare(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="envhive-"))
 
+    def _arguments(self) -> list[str]:
+        """What follows `envhive serve`."""
+        return self.spec.arguments()
+
     def _place(self, name: str) -> None:
         assert self._folder is not None
         where = ["--host", self._host, "--port", "0", "--announce", str(self._folder / name), "--replica", name]
-        command = [self._python, "-m", "envhive", "serve", *self.spec.arguments(), *where]
+        command = [self._python, "-m", "envhive", "serve", *self._arguments(), *where]
         try:
             self._processes[name] = Guarded(
                 command,

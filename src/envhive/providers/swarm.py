@@ -22,7 +22,7 @@ from envhive.providers.container import (
 )
 from envhive.providers.docker_engine import at_host, connect, talking
 from envhive.providers.guarded import Guarded
-from envhive.providers.sweep import sweeping
+from envhive.providers.sweep import by_hand, sweeping
 
 logger: Final = logging.getLogger("envhive.providers")
 
@@ -120,7 +120,7 @@ class DockerSwarmProvider(ContainerCalls, Provider):
         self._docker = connect(self._docker_host)
         self._require_swarm()
         self._guard = sweeping("swarm", self.run_id, environment=at_host(self._docker_host))
-        self._progress(f"placing {count} tasks")
+        self._tell(f"placing {count} tasks")
         with talking():
             self._service = self._docker.api.create_service(**self._wanted(count))["ID"]
 
@@ -228,7 +228,7 @@ class DockerSwarmProvider(ContainerCalls, Provider):
             if time.monotonic() > deadline:
                 raise ProviderError(f"Waited {timeout_s:g} s for {what}, in vain.")
             if not told:
-                self._progress(f"waiting for {what}")
+                self._tell(f"waiting for {what}")
                 told = True
             if self._released.wait(_LOOK_S):
                 return
@@ -304,7 +304,8 @@ class DockerSwarmProvider(ContainerCalls, Provider):
                 try:
                     self._remove(service)
                 except ProviderError as error:
-                    logger.warning("The service %s could not be removed, and is left to the sweep: %s", service, error)
+                    again = by_hand("swarm", self.run_id)
+                    logger.warning("The service %s could not be removed (%s); to try again: %s", service, error, again)
             guard, self._guard = self._guard, None
             if guard is not None:
                 guard.stop()
@@ -314,15 +315,17 @@ class DockerSwarmProvider(ContainerCalls, Provider):
 
     def _remove(self, service: str) -> None:
         """Remove the service, and see to it that its containers of this machine end soon: Swarm lets them drain."""
-        from docker.errors import NotFound
+        from docker.errors import APIError, NotFound
 
         with talking():
             with contextlib.suppress(NotFound):
                 self._docker.api.remove_service(service)
             deadline = time.monotonic() + self._stop_timeout_s
-            while self._containers():
+            while left := self._containers():
                 if time.monotonic() > deadline:
-                    return  # the guard sweeps them away
+                    for container in left:
+                        with contextlib.suppress(APIError):  # Swarm is removing it already
+                            self._docker.api.remove_container(container["Id"], force=True, v=True)
                 time.sleep(_LOOK_S)
 
     def _containers(self) -> list[Any]:

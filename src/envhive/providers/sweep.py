@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -96,6 +97,11 @@ _ENGINES: Final[dict[str, Callable[[_Where], Iterator[Leftover]]]] = {
 
 def _labelled(labels: dict[str, str], what: str, remove: Callable[[], object]) -> Leftover:
     return Leftover(labels[RUN_LABEL], labels.get(OWNER_LABEL, "?"), what, remove)
+
+
+def by_hand(engine: str, run_id: str, *options: str) -> str:
+    """What to type to remove a run."""
+    return shlex.join(["python", "-m", "envhive.providers.sweep", engine, run_id, *options])
 
 
 def sweeping(engine: str, run_id: str, *options: str, environment: Mapping[str, str] | None = None) -> Guarded:
