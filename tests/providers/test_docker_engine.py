@@ -59,3 +59,13 @@ def test_without_dockers_client_it_is_said_what_to_install(monkeypatch: pytest.M
 def test_an_image_is_needed() -> None:
     with pytest.raises(ConfigurationError, match="which image"):
         LocalDockerProvider().start()
+
+
+def test_the_image_of_a_new_environment_checks_its_health_as_the_base_image_does() -> None:
+    from tests.support.dockerd import REPOSITORY
+
+    base = (REPOSITORY / "docker" / "Dockerfile").read_text()
+    made = (REPOSITORY / "src/envhive/scaffold/templates/common/Dockerfile.tmpl").read_text()
+    check = base[base.index("HEALTHCHECK") : base.rindex("CMD [")]
+    assert "CMD" in check
+    assert check in made
