@@ -134,7 +134,7 @@ def test_sessions_are_spread_over_the_tasks_and_outlive_a_rolling_restart(fleet:
         assert min(member.sessions for member in fleet.members()) >= 2
         restarting = threading.Thread(target=fleet.restart)
         restarting.start()
-        eventually(lambda: before <= leaving(fleet), within=60)
+        eventually(lambda: leaving(fleet), within=60)  # Swarm goes on to the next when the sessions of one have ended
         assert [outcome(env) for env in envs] == ["hello"] * 8
         with client(fleet.url) as newcomer:
             newcomer.reset()

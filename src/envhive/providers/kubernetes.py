@@ -156,7 +156,8 @@ class KubernetesProvider(Provider):
         )
 
     def _nobody_leaves(self) -> bool:
-        return not any(replica.draining for replica in self.replicas())
+        """Kubernetes takes a moment until it has decided who is to go: until then there are too many."""
+        return len(self._pods()) <= self.count and not any(replica.draining for replica in self.replicas())
 
     def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -100,6 +100,8 @@ class DockerSwarmProvider(ContainerCalls, Provider):
         self._updates_forced = 0
         self._known_failures: set[str] = set()
         self._nodes: dict[str, tuple[str, str]] = {}
+        self._ports: dict[str, int] = {}
+        """Of tasks: of those that are to go Swarm says none any longer, while their sessions still use it."""
         self._lock = threading.RLock()
         self._released = threading.Event()
 
@@ -219,7 +221,9 @@ class DockerSwarmProvider(ContainerCalls, Provider):
         return bool(status.get("State") == "completed")
 
     def _nobody_leaves(self) -> bool:
-        return not any(replica.draining for replica in self.replicas())
+        """Swarm takes a moment until it has decided who is to go."""
+        wanted = [task for task in self._tasks() if task["DesiredState"] == "running"]
+        return len(wanted) <= self.count and not any(replica.draining for replica in self.replicas())
 
     def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -254,12 +258,17 @@ class DockerSwarmProvider(ContainerCalls, Provider):
             return None
         for port in status.get("PortStatus", {}).get("Ports", []):
             if port["TargetPort"] == self._container_port:
-                address, node = self._node(task["NodeID"])
-                host = f"[{address}]" if ":" in address else address
-                name = f"r{task['Slot']}-{task['ID']}"
-                where = f"task {task['ID'][:12]} on {node}"
-                return Replica(name, f"http://{host}:{port['PublishedPort']}", where, task["DesiredState"] != "running")
-        return None
+                self._ports[task["ID"]] = port["PublishedPort"]
+        if task["ID"] not in self._ports:
+            return None
+        address, node = self._node(task["NodeID"])
+        host = f"[{address}]" if ":" in address else address
+        return Replica(
+            f"r{task['Slot']}-{task['ID']}",
+            f"http://{host}:{self._ports[task['ID']]}",
+            f"task {task['ID'][:12]} on {node}",
+            draining=task["DesiredState"] != "running",
+        )
 
     def _node(self, node_id: str) -> tuple[str, str]:
         """A node's address, and its name."""
