@@ -25,6 +25,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.dockerd import Docker, private_docker
+
 PEERS: Final = (("openenv", "0.10.0"), ("openenv-core", "0.3.0"))
 SCRIPTS: Final = Path(__file__).parent / "peers"
 CACHE: Final = Path(os.environ.get("ENVHIVE_PEER_CACHE") or Path(__file__).parents[2] / ".cache" / "peers")
@@ -297,3 +299,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     if report.failed:
         report.sections += [(f"end of {log.name}", log.read_text()[-4000:]) for log in _logs]
     return report
+
+
+# Docker.
+
+
+@pytest.fixture(scope="session")
+def docker() -> Iterator[Docker]:
+    """A daemon of the tests' own, with the image `IMAGE` of this checkout and `STRANGER`, which is not EnvHive's."""
+    with private_docker() as docker:
+        yield docker

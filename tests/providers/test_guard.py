@@ -24,7 +24,7 @@ time.sleep(600)
 
 STUBBORN = """
 import os, signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 print(os.getpid(), flush=True)
 time.sleep(600)
 """

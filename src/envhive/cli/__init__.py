@@ -10,6 +10,7 @@ from envhive import __version__
 from envhive.cli.bench import bench
 from envhive.cli.build import build
 from envhive.cli.completion import completion
+from envhive.cli.deploy import deploy
 from envhive.cli.doctor import doctor
 from envhive.cli.drain import drain
 from envhive.cli.fleet import fleet
@@ -44,6 +45,7 @@ def main() -> None:
 main.add_command(bench)
 main.add_command(build)
 main.add_command(completion)
+main.add_command(deploy)
 main.add_command(doctor)
 main.add_command(drain)
 main.add_command(fleet)

@@ -151,7 +151,7 @@ def down(name: str, drain: float) -> None:
     click.echo(f"The fleet {name!r} has ended.")
 
 
-@fleet.command("list")
+@fleet.command("list", epilog="\b\nExample:\n  envhive fleet list")
 def list_fleets() -> None:
     """Name the fleets that are up."""
     folder = fleets_folder()

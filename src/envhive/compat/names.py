@@ -76,10 +76,12 @@ _MODELS: Final = _from(
 _GIT: Final = _from("envhive.compat.git", "GitServerClient", "RepoInfo")
 _EXECUTOR: Final = _from("envhive.compat.executor", "PyExecutor")
 _URLS: Final = _from("envhive.compat.clients", "convert_to_ws_url", "hf_space_subdomain", "run_async_safely")
-_PROVIDERS: Final = _from(
-    "envhive.compat.providers",
-    *("ContainerProvider", "DockerSwarmProvider", "KubernetesProvider", "LocalDockerProvider", "RuntimeProvider"),
-)
+_PROVIDERS: Final = {
+    "ContainerProvider": "envhive.providers.container:ContainerProvider",
+    "KubernetesProvider": "envhive.providers.kubernetes:KubernetesProvider",
+    "LocalDockerProvider": "envhive.providers.docker:LocalDockerProvider",
+    **_from("envhive.compat.providers", "DockerSwarmProvider", "RuntimeProvider"),
+}
 _ENV_SERVER: Final = {
     **_TYPES,
     **_INTERFACES,

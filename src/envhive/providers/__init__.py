@@ -11,15 +11,23 @@ if TYPE_CHECKING:
     from envhive.providers.base import Provider as Provider
     from envhive.providers.base import Replica as Replica
     from envhive.providers.base import ServerSpec as ServerSpec
+    from envhive.providers.container import ContainerProvider as ContainerProvider
+    from envhive.providers.docker import LocalDockerProvider as LocalDockerProvider
+    from envhive.providers.kubernetes import KubernetesProvider as KubernetesProvider
     from envhive.providers.process import ProcessProvider as ProcessProvider
     from envhive.providers.ray import RayProvider as RayProvider
     from envhive.providers.slurm import SlurmProvider as SlurmProvider
+    from envhive.providers.swarm import DockerSwarmProvider as DockerSwarmProvider
     from envhive.providers.uv import UVProvider as UVProvider
 
 _HOME_OF: Final = {
     "Provider": "base",
     "Replica": "base",
     "ServerSpec": "base",
+    "ContainerProvider": "container",
+    "DockerSwarmProvider": "swarm",
+    "KubernetesProvider": "kubernetes",
+    "LocalDockerProvider": "docker",
     "ProcessProvider": "process",
     "RayProvider": "ray",
     "SlurmProvider": "slurm",

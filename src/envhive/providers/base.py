@@ -278,9 +278,14 @@ def ask(
 
 
 def drain(url: str, token: str | None, timeout_s: float, given_up: threading.Event) -> None:
-    """Let a server's sessions finish: it takes no new ones. Returns when it has none, is gone, or time is up."""
+    """Let a server's sessions finish: it takes no new ones. Returns when it has none, is gone, or time is up.
+
+    A server that does not know how to drain, as it is not EnvHive's, is not waited for.
+    """
     deadline = time.monotonic() + timeout_s
     status, body = ask(url, "POST", "/drain", token=token)
+    if status != 200:
+        return
     while status and time.monotonic() < deadline:
         with contextlib.suppress(ValueError):
             if not json.loads(body).get("active_sessions"):

@@ -40,7 +40,7 @@ def _raise_asked(number: int, frame: FrameType | None) -> None:
 def _die_with_the_guard() -> None:
     """Linux only: the command is told to end when the guard itself is killed."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 class _Why(Enum):
@@ -55,8 +55,8 @@ class _Why(Enum):
 
 
 def _end(process: subprocess.Popen[bytes], grace: float) -> None:
-    """Ask the command to end, and wait."""
-    _tell(process, signal.SIGTERM)
+    """Ask the command to end, and wait. On SIGTERM a server would wait for its sessions; on SIGINT it does not."""
+    _tell(process, signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(grace)
 

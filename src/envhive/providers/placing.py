@@ -211,13 +211,15 @@ class PlacingProvider(Provider):
         self._released.set()
         with self._lock:
             places = list(self._places.values())
-        self._for_all(lambda place: self._remove(place.name), places)
-        for place in places:
-            if place.leaving is not None:
-                place.leaving.join()
-        with self._lock:
-            self._places.clear()
-            self._clean_up()
+        try:
+            self._for_all(lambda place: self._remove(place.name), places)
+            for place in places:
+                if place.leaving is not None:
+                    place.leaving.join()
+        finally:
+            with self._lock:
+                self._places.clear()
+                self._clean_up()
 
     @staticmethod
     def _for_all(action: Callable[[_Place], None], places: list[_Place]) -> None:

@@ -20,6 +20,10 @@ _SETTINGS: Final = {"HOST", "PORT", "WORKERS", "MAX_CONCURRENT_ENVS", "SESSION_T
 _SETTING_PREFIXES: Final = ("ENVHIVE_", "OPENENV_", "UVICORN_")
 
 
+_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where to reach a server that listens on all addresses."""
+
+
 class ProcessProvider(PlacingProvider):
     """Runs `envhive serve TARGET` here, on ports that are free.
 
@@ -71,7 +75,7 @@ class ProcessProvider(PlacingProvider):
     def _place(self, name: str) -> None:
         assert self._folder is not None
         where = ["--host", self._host, "--port", "0", "--announce", str(self._folder / name), "--replica", name]
-        command = [self._python, "-m", "envhive", "serve", *self._arguments(), *where]
+        command = [self._python, "-m", "envhive", "serve", *where, *self._arguments()]
         try:
             self._processes[name] = Guarded(
                 command,
@@ -89,7 +93,8 @@ class ProcessProvider(PlacingProvider):
             announced = json.loads((self._folder / name).read_text())
         except (OSError, ValueError):
             return None
-        host = f"[{self._host}]" if ":" in self._host else self._host
+        host = _EVERYWHERE.get(self._host, self._host)
+        host = f"[{host}]" if ":" in host else host
         return Replica(name, f"http://{host}:{announced['port']}", f"process {announced['pid']}")
 
     def _ended(self, name: str) -> str | None:

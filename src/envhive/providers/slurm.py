@@ -31,6 +31,7 @@ from envhive.providers.base import CommonOptions, Progress, Replica, ServerSpec
 from envhive.providers.guarded import Guarded, tail
 from envhive.providers.placing import PlacingProvider
 from envhive.providers.process import clean_environment
+from envhive.providers.sweep import sweeping
 
 logger: Final = logging.getLogger("envhive.providers")
 
@@ -154,9 +155,7 @@ class SlurmProvider(PlacingProvider):
         self._folder = self._base / self.run_id
         try:
             self._folder.mkdir(parents=True, mode=0o700)
-            self._guard = Guarded(
-                (), sweep=[sys.executable, "-m", "envhive.providers.slurm", self.run_id], remove=self._folder
-            )
+            self._guard = sweeping("slurm", self.run_id, remove=self._folder)
         except OSError as error:
             raise ProviderError(f"No folder for Slurm's jobs: {error}.") from error
         self._left = threading.Event()
@@ -268,7 +267,7 @@ class SlurmProvider(PlacingProvider):
         folder, self._folder = self._folder, None
         try:
             if guard is not None:
-                sweep(self.run_id)
+                _run(["scancel", f"--name={_job_name(self.run_id)}"])
                 guard.stop()
         finally:
             if folder is not None:
@@ -312,11 +311,6 @@ class _Queue:
         self._looked_at = time.monotonic()
 
 
-def sweep(run_id: str) -> None:
-    """Cancel the jobs of a provider that is no more."""
-    _run(["scancel", f"--name={_job_name(run_id)}"])
-
-
 def _usual_folder() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "envhive" / "slurm"
@@ -348,7 +342,3 @@ def _run(
     if check and done.returncode:
         raise ProviderError(f"{command[0]} was refused: {done.stderr.strip() or done.returncode}")
     return done.stdout
-
-
-if __name__ == "__main__":
-    sweep(sys.argv[1])
