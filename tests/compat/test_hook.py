@@ -206,12 +206,6 @@ def test_a_folder_that_needs_such_a_name_is_refused_in_one_line(
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_provider_says_that_it_cannot_be_used(hook: None) -> None:
-    provider = run("from openenv.core.containers.runtime import UVProvider as P")["P"]
-    with pytest.raises(NotImplementedError, match=r"EnvHive has no UVProvider yet"):
-        provider()
-
-
 # Packages of everyday names, and a real OpenEnv.
 
 

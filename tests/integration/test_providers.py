@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from envhive import GenericEnvClient
+from envhive.compat.providers import UVProvider as OpenEnvUVProvider
 from envhive.errors import ConfigurationError, ProviderError, UnauthorizedError
 from envhive.providers import ProcessProvider, UVProvider, make_provider
-from envhive.providers.base import is_healthy
+from envhive.providers.base import ask, is_healthy
 from envhive.providers.uv import find_uv
 from tests.support.servers import eventually
 from tests.support.wild import is_alive
@@ -200,6 +202,13 @@ def test_a_git_repository_runs_in_an_environment_of_its_own_made_by_uv(project: 
     play_a_step(UVProvider(f"file://{project}@main", progress=said.append))
     assert any("fetching" in sentence for sentence in said)
     assert any("with uv" in sentence for sentence in said)
+
+
+@pytest.mark.skipif(not find_uv(), reason="uv is not installed")
+def test_a_provider_with_openenvs_constructor_starts_a_folder(project: Path) -> None:
+    with OpenEnvUVProvider(str(project), env_vars={"MAX_CONCURRENT_ENVS": "3"}) as provider:
+        provider.wait_for_ready(timeout_s=5)
+        assert json.loads(ask(provider.base_url, "GET", "/health")[1])["max_sessions"] == 3
 
 
 def test_a_folder_runs_in_an_environment_of_its_own_made_by_pip_where_there_is_no_uv(project: Path) -> None:
