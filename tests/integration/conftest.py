@@ -10,10 +10,8 @@ import http.client
 import itertools
 import json
 import os
-import random
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+
+from tests.support.processes import free_port
 
 PEERS: Final = (("openenv", "0.10.0"), ("openenv-core", "0.3.0"))
 SCRIPTS: Final = Path(__file__).parent / "peers"
@@ -153,15 +153,6 @@ def stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    """A port below those that outgoing connections are given, so that none of them takes it before the server does."""
-    while True:
-        port = random.randint(20_000, 30_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
 
 
 def wait_until_healthy(process: subprocess.Popen[str], port: int, log: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 ENVHIVE = str(Path(sys.executable).with_name("envhive"))
+_PORTS: Final = range(20_000, 23_000)
 
 
 class ServerProcess:
@@ -73,10 +75,16 @@ def children_of(pid: int) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port below those that outgoing connections are given, so that none of them takes it before the server does.
+
+    Each process of a parallel run has a range of its own.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = random.randrange(_PORTS.start, _PORTS.stop) + worker % 4 * len(_PORTS)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def plain_environ(**more: str) -> dict[str, str]:
@@ -118,10 +126,24 @@ def envhive_serve(
         server.wait_until_healthy()
         yield server
     finally:
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ask a process to end, and see to it that it does."""
+    process.terminate()
+    try:
+        process.communicate(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def refused(*arguments: str, **environ: str) -> str:
+    """What `envhive ARGUMENTS` says that are no good: one line, and nothing on standard output."""
+    done = subprocess.run(
+        [ENVHIVE, *arguments], env=plain_environ(**environ), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.strip().splitlines()) == 1
+    return done.stderr
