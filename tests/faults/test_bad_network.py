@@ -35,7 +35,7 @@ def far_away(tmp_path: Path, *options: str, **quality: Any) -> Iterator[tuple[Se
     """A server at the other end of a bad cable, its address there, the host to call it from, and the cable."""
     with two_hosts(**quality) as (there, here, cable):
         served = envhive_serve(
-            "tests.support.wild:Wild", *options, host="0.0.0.0", prefix=there.prefix, cwd=ROOT, log=tmp_path / "log"
+            "tests.support.wild:Wild", *options, host="0.0.0.0", namespace=there.name, cwd=ROOT, log=tmp_path / "log"
         )
         with served as server:
             yield server, f"{there.address}:{server.port}", here, cable

@@ -38,7 +38,7 @@ def served_by(name: str, folder: str) -> Iterator[ServerProcess]:
     process = subprocess.Popen(
         command, cwd=folder, env=plain_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    server = ServerProcess(process, port, ())
+    server = ServerProcess(process, port)
     try:
         server.wait_until_healthy()
         yield server

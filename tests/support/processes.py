@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from tests.support.networks import inside
 
 ENVHIVE = str(Path(sys.executable).with_name("envhive"))
 _PORTS: Final = range(20_000, 23_000)
@@ -22,10 +24,10 @@ _PORTS: Final = range(20_000, 23_000)
 class ServerProcess:
     """A running `envhive serve`."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, prefix: Sequence[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], port: int, namespace: str | None = None) -> None:
         self.process = process
         self.port = port
-        self._prefix = list(prefix)
+        self._namespace = namespace
 
     @property
     def url(self) -> str:
@@ -43,26 +45,20 @@ class ServerProcess:
 
     def get(self, path: str) -> Any:
         """What a path answers, asked from where the server is."""
-        if not self._prefix:
+
+        def ask() -> Any:
             with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
                 return json.load(answer)
-        script = f"import urllib.request as u; print(u.urlopen('{self.url}{path}', timeout=5).read().decode())"
-        done = subprocess.run([*self._prefix, sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        return json.loads(done.stdout)
+
+        return ask() if self._namespace is None else inside(self._namespace, ask)
 
     def wait_until_healthy(self) -> None:
         deadline = time.monotonic() + 30
         while True:
             assert self.process.poll() is None, f"the server ended: {self.process.communicate()}"
             assert time.monotonic() < deadline, "the server did not come up"
-            if self._prefix:
-                try:
-                    self.health()
-                    return
-                except subprocess.CalledProcessError:
-                    continue
             try:
-                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
+                self.health()
                 return
             except OSError:  # refused, cut, or a worker that is still starting and has not answered yet
                 time.sleep(0.02)
@@ -99,7 +95,7 @@ def envhive_serve(
     *arguments: str,
     cwd: Path | None = None,
     host: str = "127.0.0.1",
-    prefix: Sequence[str] = (),
+    namespace: str | None = None,
     environ: dict[str, str] | None = None,
     stderr: Any = subprocess.PIPE,
     log: Path | None = None,
@@ -110,18 +106,19 @@ def envhive_serve(
     What it says goes to pipes that are read at its end, or to `log`: a pipe holds 64 kB, and then blocks the server.
     """
     port = free_port()
+    there = [] if namespace is None else ["ip", "netns", "exec", namespace]
     limits = [] if most_files is None else ["prlimit", f"--nofile={most_files}:{most_files}"]
     with ExitStack() as stack:
         output = subprocess.PIPE if log is None else stack.enter_context(log.open("a"))
         process = subprocess.Popen(
-            [*prefix, *limits, ENVHIVE, "serve", *arguments, "--host", host, "--port", str(port)],
+            [*there, *limits, ENVHIVE, "serve", *arguments, "--host", host, "--port", str(port)],
             cwd=cwd,
             env=plain_environ(**(environ or {})),
             stdout=output,
             stderr=output if log is not None else stderr,
             text=True,
         )
-    server = ServerProcess(process, port, prefix)
+    server = ServerProcess(process, port, namespace)
     try:
         server.wait_until_healthy()
         yield server
