@@ -22,6 +22,7 @@ from envhive.errors import ConnectionLostError, SessionCapacityError
 from tests.support.metrics import scrape
 from tests.support.processes import ServerProcess, envhive_serve, refused
 from tests.support.servers import eventually
+from tests.support.wild import is_alive
 
 pytestmark = pytest.mark.integration
 
@@ -230,6 +231,7 @@ def test_an_http_session_of_a_killed_worker_is_gone_and_its_place_is_free() -> N
         for _, _, session in begun:
             assert call(server, "/step", {"action": {}}, session)[0] == 200
         os.kill(doomed, signal.SIGKILL)
+        eventually(lambda: not is_alive(doomed))  # a worker that is only slow is not in /health either
         eventually(lambda: doomed not in {each["pid"] for each in get(server, "/health")["workers"] if "pid" in each})
         outcomes = {
             (body["observation"]["pid"] == doomed, call(server, "/step", {"action": {}}, session)[0])
