@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -127,8 +128,8 @@ def envhive_serve(
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Ask a process to end, and see to it that it does."""
-    process.terminate()
+    """Ask a process to end, and see to it that it does. On SIGTERM a server would wait for sessions that were left."""
+    process.send_signal(signal.SIGINT)
     try:
         process.communicate(timeout=15)
     except subprocess.TimeoutExpired:
