@@ -29,7 +29,7 @@ PEERS: Final = (("openenv", "0.10.0"), ("openenv-core", "0.3.0"))
 SCRIPTS: Final = Path(__file__).parent / "peers"
 CACHE: Final = Path(os.environ.get("ENVHIVE_PEER_CACHE") or Path(__file__).parents[2] / ".cache" / "peers")
 
-START_S: Final = 60.0
+START_S: Final = 120.0
 """A peer takes 4 s to import on an idle machine, and machines are not always idle."""
 STOP_S: Final = 10.0
 INSTALL_S: Final = 1200.0
