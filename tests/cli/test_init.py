@@ -30,7 +30,7 @@ def must_pass(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-def tests_pass(folder: Path) -> None:
+def own_tests_pass(folder: Path) -> None:
     """Those that come with a project. The plug-ins of this repository's tests, which load for seconds, are not its."""
     environ = plain_environ(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     command = [sys.executable, "-m", "pytest", "-W", "error"]
@@ -47,7 +47,7 @@ def test_what_is_made_runs_tests_lints_and_validates(kind: Kind, with_server: bo
     folder = tmp_path / "my-game"
     must_pass(sys.executable, "-m", "ruff", "check", cwd=folder)
     must_pass(sys.executable, "-m", "ruff", "format", "--check", cwd=folder)
-    tests_pass(folder)
+    own_tests_pass(folder)
     report = must_pass(ENVHIVE, "validate", "my-game", "--strict", cwd=tmp_path)
     assert "my-game is as it should be: 0 error(s), 0 warning(s)" in report
 
@@ -67,7 +67,7 @@ def test_spaces_become_models(gym_id: str, tmp_path: Path) -> None:
     folder = tmp_path / "pole"
     must_pass(sys.executable, "-m", "ruff", "check", cwd=folder)
     must_pass(sys.executable, "-m", "ruff", "format", "--check", cwd=folder)
-    tests_pass(folder)
+    own_tests_pass(folder)
 
 
 @pytest.mark.parametrize("name", ["x", LONGEST, "my_env"])
