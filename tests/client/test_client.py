@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -76,24 +75,6 @@ def play_once(action: Any) -> dict[str, Any]:
 
     with serving(repeating(), "fast") as server:
         return asyncio.run(go(server.url))
-
-
-@pytest.fixture
-def env() -> type[Counting]:
-    return counting()
-
-
-@pytest.fixture
-def server(env: type[Counting]) -> Iterator[Running]:
-    with serving(env, "fast") as server:
-        yield server
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.open()
 
 
 # Connecting.

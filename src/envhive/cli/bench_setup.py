@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from envhive.cli.serve import parse_settings
+from envhive.cli.shared import parse_settings
 from envhive.errors import ConfigurationError
 from envhive.providers import PROVIDERS, make_provider
 

@@ -10,7 +10,7 @@ import yaml
 
 from envhive.cli.build import default_tag
 from envhive.cli.completion import complete_target
-from envhive.cli.serve import parse_settings
+from envhive.cli.shared import parse_settings
 from envhive.providers.base import ServerSpec
 from envhive.providers.manifests import LONGEST_NAME, manifests
 

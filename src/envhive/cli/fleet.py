@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from envhive.cli.serve import parse_settings
+from envhive.cli.shared import parse_settings
 from envhive.errors import ConfigurationError, ProviderError
 from envhive.fleet.control import Control, fleets_folder
 from envhive.fleet.envoy import config
