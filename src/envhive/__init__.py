@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from envhive.errors import EnvironmentFactoryError as EnvironmentFactoryError
     from envhive.errors import SessionCapacityError as SessionCapacityError
     from envhive.errors import SessionNotFoundError as SessionNotFoundError
+    from envhive.fleet.fleet import Fleet as Fleet
     from envhive.mcp_environment import MCPEnvironment as MCPEnvironment
+    from envhive.providers.docker import LocalDockerProvider as LocalDockerProvider
+    from envhive.providers.kubernetes import KubernetesProvider as KubernetesProvider
+    from envhive.providers.process import ProcessProvider as ProcessProvider
+    from envhive.providers.ray import RayProvider as RayProvider
+    from envhive.providers.slurm import SlurmProvider as SlurmProvider
+    from envhive.providers.swarm import DockerSwarmProvider as DockerSwarmProvider
+    from envhive.providers.uv import UVProvider as UVProvider
     from envhive.server.app import HTTPEnvServer as HTTPEnvServer
     from envhive.server.app import create_app as create_app
     from envhive.server.app import create_fastapi_app as create_fastapi_app
@@ -51,7 +59,15 @@ _HOMES = {
         "SessionCapacityError",
         "SessionNotFoundError",
     ),
+    "envhive.fleet.fleet": ("Fleet",),
     "envhive.mcp_environment": ("MCPEnvironment",),
+    "envhive.providers.docker": ("LocalDockerProvider",),
+    "envhive.providers.kubernetes": ("KubernetesProvider",),
+    "envhive.providers.process": ("ProcessProvider",),
+    "envhive.providers.ray": ("RayProvider",),
+    "envhive.providers.slurm": ("SlurmProvider",),
+    "envhive.providers.swarm": ("DockerSwarmProvider",),
+    "envhive.providers.uv": ("UVProvider",),
     "envhive.server.app": ("HTTPEnvServer", "create_app", "create_fastapi_app"),
     "envhive.tools": ("tool",),
     "envhive.types": (

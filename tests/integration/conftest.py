@@ -294,7 +294,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 # Docker.
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: there can be one at a time, and files run side by side
 def docker() -> Iterator[Docker]:
     """A daemon of the tests' own, with the image `IMAGE` of this checkout and `STRANGER`, which is not EnvHive's."""
     with private_docker() as docker:
