@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from envhive.types import Action, EnvironmentMetadata, Observation, State
 
@@ -83,6 +83,14 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
     def __init__(self, transform: Transform[ObsT] | None = None) -> None:
         self.transform = transform
+
+    @classmethod
+    def for_settings(cls, **settings: Any) -> type[Self]:
+        """The class to serve when the constructor is to get these keywords (`envhive serve NAME --set NAME=VALUE`).
+
+        Override it to refuse bad ones before the first session comes, or to derive a class whose models fit them.
+        """
+        return cls
 
     @abstractmethod
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Any:
