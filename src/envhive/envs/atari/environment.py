@@ -83,13 +83,14 @@ class AtariEnvironment(Environment[AtariAction, AtariObservation, AtariState]):
         # A console of its own for each game: loading takes a tenth of a second, and no game is to inherit anything.
         from ale_py import ALEInterface, LoggerMode, roms
 
-        if game not in roms.get_all_rom_ids():
+        rom = roms.get_rom_path(game) if game in roms.get_all_rom_ids() else None
+        if rom is None:
             raise ValueError(f"There is no Atari game {game!r}; there are {', '.join(roms.get_all_rom_ids())}")
         ALEInterface.setLoggerMode(LoggerMode.Error)
         ale = ALEInterface()
         ale.setInt("random_seed", 0)
         ale.setFloat("repeat_action_probability", 0.0)  # actions stick by the session's own generator
-        ale.loadROM(roms.get_rom_path(game))
+        ale.loadROM(rom)
         if self._mode is not None:
             ale.setMode(_one_of("mode", self._mode, ale.getAvailableModes()))
         if self._difficulty is not None:

@@ -127,8 +127,10 @@ def _make(env_id: str, render: bool, options: dict[str, Any]) -> Any:
         return gymnasium.make(env_id, disable_env_checker=True, **options)
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # many draw with pygame, which would look for a screen
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    offered = gymnasium.spec(env_id).entry_point
-    modes = getattr(gymnasium.envs.registration.load_env_creator(offered), "metadata", {}).get("render_modes", [])
+    creator: Any = gymnasium.spec(env_id).entry_point
+    if isinstance(creator, str):
+        creator = gymnasium.envs.registration.load_env_creator(creator)
+    modes = getattr(creator, "metadata", {}).get("render_modes", [])
     mode = next((mode for mode in ("rgb_array", "ansi") if mode in modes), None)
     if mode is None:
         raise ValueError(f"{env_id} has nothing to render: it offers {', '.join(modes) or 'no render modes'}")

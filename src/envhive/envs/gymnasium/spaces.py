@@ -125,7 +125,7 @@ def _element_of(space: spaces.Box, *, bounded: bool) -> Any:
     kind = int if np.issubdtype(space.dtype, np.integer) else float
     low, high = _bounds(space.low), _bounds(space.high)
     limits = {"ge": low, "le": high} if bounded else {}
-    given = {key: value for key, value in limits.items() if isinstance(value, (int, float))}
+    given: dict[str, Any] = {key: value for key, value in limits.items() if isinstance(value, (int, float))}
     return Annotated[kind, Field(**given)] if given else kind
 
 
@@ -210,8 +210,9 @@ def _decode(space: spaces.Space[Any], value: Any) -> Any:
     if isinstance(space, spaces.Sequence):
         return tuple(_decode(space.feature_space, item) for item in value)
     if isinstance(space, spaces.Graph):
-        parts = [value.get(key) for key in ("nodes", "edges", "edge_links")]
-        return spaces.GraphInstance(*(None if part is None else np.asarray(part) for part in parts))
+        parts = {key: value.get(key) for key in ("nodes", "edges", "edge_links")}
+        arrays: dict[str, Any] = {key: None if part is None else np.asarray(part) for key, part in parts.items()}
+        return spaces.GraphInstance(**arrays)
     return value
 
 

@@ -151,26 +151,23 @@ def common_nouns() -> tuple[str, ...]:
     return tuple(sorted(set(text.split())))
 
 
-def _all_words() -> tuple[str, ...]:
-    with _preparing:  # one thread makes it, the others wait
-        return _load_all_words()
-
-
-@functools.cache
-def _load_all_words() -> tuple[str, ...]:
-    from textarena.envs.utils.word_lists import EnglishDictionary
-
-    return tuple(sorted({*EnglishDictionary(include_nltk=False).get_all_words(), *common_nouns()}))
+def _all_words() -> list[str]:
+    return sorted(_dictionary().get_all_words())
 
 
 def _dictionary(**options: Any) -> Any:
-    """Stands in for TextArena's dictionary: one for all games, which takes a second to load and 30 MB."""
-    with _preparing:
-        return _load_dictionary(tuple(sorted(options.items())))
+    """Stands in for TextArena's dictionary: one for all games, as it takes a second or two to load, and 30 MB.
+
+    The games all ask for the same one: without names, and with NLTK's words.
+    """
+    with _preparing:  # one thread makes it, the others wait
+        return _load_dictionary()
 
 
 @functools.cache
-def _load_dictionary(options: tuple[tuple[str, Any], ...]) -> Any:
+def _load_dictionary() -> Any:
     from textarena.envs.utils.word_lists import EnglishDictionary
 
-    return EnglishDictionary(**dict(options))
+    dictionary = EnglishDictionary(keep_proper_nouns=False, include_nltk=False)
+    dictionary.nltk_words = dictionary.nltk_basic_words = set(common_nouns())
+    return dictionary
