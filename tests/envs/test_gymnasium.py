@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import ValidationError
@@ -184,7 +184,7 @@ def test_where_there_is_no_picture_there_is_text_or_a_refusal() -> None:
 
 
 class Silent(gymnasium.Env[Any, Any]):
-    metadata = {"render_modes": ["human"]}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human"]}
     action_space = observation_space = gym_spaces.Discrete(2)
 
     def __init__(self, render_mode: str | None = None) -> None:
@@ -195,7 +195,7 @@ class Silent(gymnasium.Env[Any, Any]):
 
 
 class Written(Silent):
-    metadata = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
 
     def render(self) -> Any:
         return "here I am"

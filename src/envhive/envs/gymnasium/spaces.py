@@ -15,7 +15,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import Annotated, Any, Final
 
 import gymnasium
@@ -111,7 +113,7 @@ def type_of(space: spaces.Space[Any], name: str, *, outgoing: bool) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple[tuple(parts)]  # type: ignore[misc]
     if isinstance(space, spaces.OneOf):
-        return tuple[_integer(0, len(parts) - 1), tuple(parts)]  # type: ignore[misc]
+        return tuple[_integer(0, len(parts) - 1), functools.reduce(operator.or_, parts)]  # type: ignore[misc]
     if isinstance(space, spaces.Sequence):
         return list[type_of(space.feature_space, f"{name}_item", outgoing=outgoing)]  # type: ignore[misc]
     return JsonValue
@@ -210,8 +212,10 @@ def _decode(space: spaces.Space[Any], value: Any) -> Any:
     if isinstance(space, spaces.Sequence):
         return tuple(_decode(space.feature_space, item) for item in value)
     if isinstance(space, spaces.Graph):
-        parts = {key: value.get(key) for key in ("nodes", "edges", "edge_links")}
-        arrays: dict[str, Any] = {key: None if part is None else np.asarray(part) for key, part in parts.items()}
+        edge_type = None if space.edge_space is None else space.edge_space.dtype
+        types = {"nodes": space.node_space.dtype, "edges": edge_type, "edge_links": np.int32}
+        arrays: dict[str, Any] = dict.fromkeys(types)
+        arrays |= {key: np.asarray(part, dtype=types[key]) for key, part in value.items() if part is not None}
         return spaces.GraphInstance(**arrays)
     return value
 

@@ -27,7 +27,7 @@ class OpenSpielEnvironment(Environment[OpenSpielAction, OpenSpielObservation, Op
             the agent plays them all.
         player: The agent's seat.
         info_state: Whether observations have `info_state`; None: where it has at most 4,096 numbers.
-        max_moves: Moves, of whoever, after which an episode is cut off: some games may go on for ever.
+        max_moves: Moves, of all players, after which an episode is cut off: some games may go on for ever.
 
     Example:
         >>> env = OpenSpielEnvironment("tic_tac_toe", opponent="first")
@@ -107,7 +107,7 @@ class OpenSpielEnvironment(Environment[OpenSpielAction, OpenSpielObservation, Op
         while not self._position.is_terminal() and self._moves < self._max_moves:
             if self._position.is_chance_node():
                 outcomes, chances = zip(*self._position.chance_outcomes(), strict=True)
-                self._move(self._random.choices(outcomes, chances)[0])
+                self._position.apply_action(self._random.choices(outcomes, chances)[0])
             elif self._opponent == "self" or self._position.current_player() == self._player:
                 break
             else:
