@@ -134,6 +134,7 @@ def test_an_illegal_move_is_refused_and_the_game_goes_on() -> None:
     [
         ({"game": "misere"}, "cannot load"),
         ({"game": "hex(board_size=)"}, "cannot load|board_size"),
+        ({"game": "crossword"}, "no numbers"),
         ({"game": "mfg_crowd_modelling"}, "mean field"),
         ({"player": 5}, "no player 5"),
         ({"opponent": "strong"}, "opponent must be one of"),

@@ -82,7 +82,7 @@ def hold_sessions(name: str, steps: int, **settings: Any) -> None:
 
     async def all_play(url: str) -> list[list[Any]]:
         everyone = asyncio.Barrier(SESSIONS)
-        clients = [GenericEnvClient(url) for _ in range(SESSIONS)]
+        clients = [GenericEnvClient(url, connect_timeout_s=60) for _ in range(SESSIONS)]
         try:
             return await asyncio.gather(*(play(env, at % SEEDS, everyone) for at, env in enumerate(clients)))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 from envhive.environment import Environment
@@ -14,6 +15,9 @@ Frame = Literal["png", "array", "ram"]
 
 _FRAMES_OF_AN_EPISODE: Final = 108_000
 """Half an hour of the console's time, as is usual."""
+_one_loads: Final = threading.Lock()
+"""Loading a game holds the interpreter's lock for a tenth of a second: when 64 sessions come at once, those that wait
+here leave the turns in between to the server."""
 
 
 class AtariEnvironment(Environment[AtariAction, AtariObservation, AtariState]):
@@ -90,7 +94,8 @@ class AtariEnvironment(Environment[AtariAction, AtariObservation, AtariState]):
         ale = ALEInterface()
         ale.setInt("random_seed", 0)
         ale.setFloat("repeat_action_probability", 0.0)  # actions stick by the session's own generator
-        ale.loadROM(rom)
+        with _one_loads:
+            ale.loadROM(rom)
         if self._mode is not None:
             ale.setMode(_one_of("mode", self._mode, ale.getAvailableModes()))
         if self._difficulty is not None:

@@ -14,6 +14,8 @@ Opponent = Literal["random", "first", "last", "self"]
 _LARGEST_INFO_STATE: Final = 4096
 """Longer ones (of Go, say) are left out unless they are asked for: their zeros take more time than the game."""
 _MOVES_OF_AN_EPISODE: Final = 10_000
+_WITHOUT_ACTION_IDS: Final = {"crossword"}
+"""Games whose moves are structures, and have no numbers."""
 
 
 class OpenSpielEnvironment(Environment[OpenSpielAction, OpenSpielObservation, OpenSpielState]):
@@ -180,7 +182,8 @@ def games() -> list[str]:
     import pyspiel
 
     turns = (pyspiel.GameType.Dynamics.SEQUENTIAL, pyspiel.GameType.Dynamics.SIMULTANEOUS)
-    return [each.short_name for each in pyspiel.registered_games() if each.dynamics in turns and each.default_loadable]
+    found = [each for each in pyspiel.registered_games() if each.dynamics in turns and each.default_loadable]
+    return [each.short_name for each in found if each.short_name not in _WITHOUT_ACTION_IDS]
 
 
 def _load_game(name: str) -> Any:
@@ -191,6 +194,8 @@ def _load_game(name: str) -> Any:
     known = pyspiel.registered_names()
     if name.split("(", 1)[0] not in known:
         raise ValueError(f"OpenSpiel has no game {name!r}; it has {', '.join(known)}")
+    if name.split("(", 1)[0] in _WITHOUT_ACTION_IDS:
+        raise ValueError(f"the moves of {name!r} have no numbers, so it cannot be played here")
     try:
         game = pyspiel.load_game(name)
         if game.get_type().dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS:
@@ -204,16 +209,11 @@ def _load_game(name: str) -> Any:
 
 def _tensor_of(game: Any) -> tuple[str, int]:
     """How what a player knows is had as numbers, and how many they are."""
-    import pyspiel
-
     about = game.get_type()
-    try:
-        if about.provides_information_state_tensor:
-            return "information_state_tensor", game.information_state_tensor_size()
-        if about.provides_observation_tensor:
-            return "observation_tensor", game.observation_tensor_size()
-    except pyspiel.SpielError:  # crossword promises one, and has none
-        pass
+    if about.provides_information_state_tensor:
+        return "information_state_tensor", game.information_state_tensor_size()
+    if about.provides_observation_tensor:
+        return "observation_tensor", game.observation_tensor_size()
     return "", 0
 
 

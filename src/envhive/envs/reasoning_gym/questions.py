@@ -79,8 +79,7 @@ def _prepare() -> None:
 
 @functools.cache
 def _mend() -> None:
-    import reasoning_gym  # noqa: F401
-
+    importlib.import_module("reasoning_gym.induction.list_functions.generators")  # else loaded with its first question
     draw_from_sessions("reasoning_gym")
     sort_sets(importlib.import_module("reasoning_gym.algorithmic.word_ladder"))
     sort_sets(importlib.import_module("reasoning_gym.games.knight_swap"))

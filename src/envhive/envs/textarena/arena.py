@@ -59,6 +59,8 @@ def fewest_players(game: str) -> int:
                 return number
             except (AssertionError, LookupError, TypeError, ValueError) as error:  # how they refuse a number
                 problem = error
+            except OSError as error:  # its files are not in the package
+                raise ValueError(f"{game} cannot be played here: {error}") from error
     raise ValueError(f"{game} takes no number of players up to {_MOST_PLAYERS}: {problem}")
 
 
@@ -151,8 +153,9 @@ def common_nouns() -> tuple[str, ...]:
     return tuple(sorted(set(text.split())))
 
 
-def _all_words() -> list[str]:
-    return sorted(_dictionary().get_all_words())
+@functools.cache
+def _all_words() -> tuple[str, ...]:
+    return tuple(sorted(_dictionary().get_all_words()))
 
 
 def _dictionary(**options: Any) -> Any:
