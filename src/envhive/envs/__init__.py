@@ -34,7 +34,31 @@ class Shipped:
 
 
 SHIPPED: Final[dict[str, Shipped]] = {
+    "atari": Shipped(
+        "envhive.envs.atari:AtariEnvironment", "the Atari 2600's games", "atari", ("ale_py", "numpy", "PIL")
+    ),
     "benchmark": Shipped("envhive.envs.benchmark:BenchmarkEnvironment", "waits as long as it is told; for measuring"),
     "benchmark-async": Shipped("envhive.envs.benchmark:AsyncBenchmarkEnvironment", "the same, written as coroutines"),
     "echo": Shipped("envhive.envs.echo:EchoEnvironment", "says back what it is told; for a first look"),
+    "gymnasium": Shipped(
+        "envhive.envs.gymnasium:GymnasiumEnvironment",
+        "any environment that is registered with Gymnasium",
+        "gymnasium",
+        ("gymnasium", "numpy", "PIL"),
+    ),
+    "openspiel": Shipped(
+        "envhive.envs.openspiel:OpenSpielEnvironment", "the turn games of OpenSpiel", "openspiel", ("pyspiel",)
+    ),
+    "reasoning_gym": Shipped(
+        "envhive.envs.reasoning_gym:ReasoningGymEnvironment",
+        "the questions of Reasoning Gym, with its scorers",
+        "reasoning-gym",
+        ("reasoning_gym", "numpy"),
+    ),
+    "textarena": Shipped(
+        "envhive.envs.textarena:TextArenaEnvironment",
+        "Wordle and the other word games of TextArena",
+        "textarena",
+        ("textarena", "nltk", "numpy"),
+    ),
 }
