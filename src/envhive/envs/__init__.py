@@ -38,4 +38,5 @@ SHIPPED: Final[dict[str, Shipped]] = {
     "benchmark-async": Shipped("envhive.envs.benchmark:AsyncBenchmarkEnvironment", "the same, written as coroutines"),
     "coding": Shipped("envhive.envs.coding:CodingEnvironment", "runs Python in a sandbox; the reward is by tests"),
     "echo": Shipped("envhive.envs.echo:EchoEnvironment", "says back what it is told; for a first look"),
+    "git": Shipped("envhive.envs.git:GitEnvironment", "a git repository with a task in it", programs=("git",)),
 }

@@ -109,8 +109,9 @@ class CodingEnvironment(Environment[CodingAction, CodingObservation, CodingState
         return self._apply_transform(observation)
 
     def _begin(self) -> None:
-        settings = {"do": "begin", "folder": self._sandbox.folder, "seed": self._seed, **self._limits}
-        self._sandbox.ask(settings)
+        folder = self._sandbox.folder
+        place = {"folder": folder, "remove": self._sandbox.outside}
+        self._sandbox.ask({"do": "begin", **place, "seed": self._seed, **self._limits})
 
     @staticmethod
     def _observed(result: dict[str, Any], tests: list[str]) -> CodingObservation:

@@ -119,6 +119,8 @@ class Keeper:
                 order = json.loads(line)
                 self._say(self._begin(order) if order["do"] == "begin" else self._run(order))
         self._drop_worker()
+        if self.settings.get("remove"):
+            shutil.rmtree(self.settings["remove"], ignore_errors=True)
 
     def _say(self, document: dict[str, Any]) -> None:
         self.link.sendall(json.dumps(document).encode() + b"\n")

@@ -122,9 +122,14 @@ class Sandbox:
         """The working folder, as the code sees it."""
         if self.walled:
             return INSIDE
-        if self._outside is None:
+        if self._outside is None or not os.path.isdir(self._outside):
             self._outside = tempfile.mkdtemp(prefix="envhive-coding-")
         return os.path.join(self._outside, "work")
+
+    @property
+    def outside(self) -> str | None:
+        """What is to be removed when the server is gone; none if the folder goes with the sandbox."""
+        return self._outside
 
     @property
     def is_running(self) -> bool:
