@@ -36,6 +36,7 @@ class Shipped:
 SHIPPED: Final[dict[str, Shipped]] = {
     "benchmark": Shipped("envhive.envs.benchmark:BenchmarkEnvironment", "waits as long as it is told; for measuring"),
     "benchmark-async": Shipped("envhive.envs.benchmark:AsyncBenchmarkEnvironment", "the same, written as coroutines"),
+    "chat": Shipped("envhive.envs.chat:ChatEnvironment", "keeps a conversation; the reward is by transforms"),
     "coding": Shipped("envhive.envs.coding:CodingEnvironment", "runs Python in a sandbox; the reward is by tests"),
     "echo": Shipped("envhive.envs.echo:EchoEnvironment", "says back what it is told; for a first look"),
     "git": Shipped("envhive.envs.git:GitEnvironment", "a git repository with a task in it", programs=("git",)),
