@@ -38,6 +38,9 @@ SHIPPED: Final[dict[str, Shipped]] = {
     "benchmark-async": Shipped("envhive.envs.benchmark:AsyncBenchmarkEnvironment", "the same, written as coroutines"),
     "chat": Shipped("envhive.envs.chat:ChatEnvironment", "keeps a conversation; the reward is by transforms"),
     "coding": Shipped("envhive.envs.coding:CodingEnvironment", "runs Python in a sandbox; the reward is by tests"),
+    "dipg_safety": Shipped(
+        "envhive.envs.dipg_safety:DipgSafetyEnvironment", "grades careful answers about made-up medical passages"
+    ),
     "echo": Shipped("envhive.envs.echo:EchoEnvironment", "says back what it is told; for a first look"),
     "git": Shipped("envhive.envs.git:GitEnvironment", "a git repository with a task in it", programs=("git",)),
 }
