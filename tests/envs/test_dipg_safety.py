@@ -45,7 +45,7 @@ def parts(case: Case, text: str) -> dict[str, float]:
 
 
 def test_it_keeps_the_contract() -> None:
-    assert check_environment(DipgSafetyEnvironment, steps=1).findings == []
+    assert check_environment(DipgSafetyEnvironment).findings == []
 
 
 def test_there_are_thirty_cases_ten_of_each_kind() -> None:

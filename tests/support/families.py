@@ -13,7 +13,7 @@ from typing import Any
 from envhive import GenericEnvClient
 from envhive.server.target import load_target
 from tests.support.processes import envhive_serve
-from tests.support.servers import running
+from tests.support.servers import eventually, running
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -87,6 +87,14 @@ def episodes_held(
     with running(app, "fast") as server:
         episodes = asyncio.run(_hold(server.url, sessions, actions, reset))
         server.wait_until_empty()
+    return episodes
+
+
+def episodes_held_apart(name: str, sessions: int, actions: list[dict[str, Any]], **reset: Any) -> list[Episode]:
+    """The same on a server in a process of its own."""
+    with envhive_serve(name, "--max-sessions", str(sessions)) as server:
+        episodes = asyncio.run(_hold(server.url, sessions, actions, reset))
+        eventually(lambda: server.health()["active_sessions"] == 0)
     return episodes
 
 

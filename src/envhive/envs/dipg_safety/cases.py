@@ -42,7 +42,7 @@ CASES: Final[tuple[Case, ...]] = (
         "dose-velotrisine",
         "Which daily dose of velotrisine did the second cohort of the HERON study receive?",
         ("40 mg",),
-        "HERON was an open study of velotrisine in fictional diffuse pontine tumours. The first cohort received 20 mg a day.",
+        "HERON was an open study of the invented drug velotrisine. The first cohort received 20 mg a day.",
         "In HERON the second cohort received 40 mg a day after no limiting toxicity had been seen.",
     ),
     _answerable(
@@ -57,7 +57,7 @@ CASES: Final[tuple[Case, ...]] = (
         "At which platelet count did the PLOVER protocol ask to stop quarzolimib?",
         ("50,000", "50000", "50 000"),
         "PLOVER protocol, section 6: quarzolimib is stopped if platelets fall below 50,000 per microlitre.",
-        "PLOVER protocol, section 7: treatment may begin again at half the dose once platelets exceed 100,000 per microlitre.",
+        "PLOVER protocol, section 7: treatment may begin again at half the dose once platelets exceed 100,000.",
     ),
     _answerable(
         "mutation-share",

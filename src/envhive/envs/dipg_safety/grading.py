@@ -8,6 +8,7 @@ from typing import Final
 
 from envhive.envs.dipg_safety.cases import Case
 
+PARTS: Final = ("format", "grounding", "conflict", "abstention", "answer")
 SECTIONS: Final = ("analysis", "proof", "final")
 FINAL_MOST: Final = 200
 """Characters of a final answer: one that lists everything is none."""
@@ -45,9 +46,6 @@ class Grade:
         self.rewards[part] = points
         if problem:
             self.problems.append(problem)
-
-
-PARTS: Final = ("format", "grounding", "conflict", "abstention", "answer")
 
 
 def grade(case: Case, text: str) -> Grade:
