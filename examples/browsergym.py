@@ -12,7 +12,7 @@ import re
 import sys
 
 from envhive import EnvClient
-from envhive.envs.browsergym.models import BrowserAction, BrowserObservation, BrowserState
+from envhive.envs.browsergym import BrowserAction, BrowserObservation, BrowserState
 
 
 class Browser(EnvClient[BrowserAction, BrowserObservation, BrowserState]): ...

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ def play_elsewhere(cls: type[Any], actions: list[Any], settings: dict[str, Any] 
     return episode
 
 
+def _held(url: str, sessions: int, actions: list[Any], reset: dict[str, Any]) -> list[Episode]:
+    # On a thread of its own: Playwright keeps an event loop running on the one that uses it.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(_hold(url, sessions, actions, reset))).result()
+
+
 async def _hold(url: str, sessions: int, actions: list[Any], reset: dict[str, Any]) -> list[Episode]:
     everyone_is_there = asyncio.Barrier(sessions)
 
@@ -85,7 +92,7 @@ def episodes_held(
     """What as many sessions saw that were open at the same time, on a real server. None is left when it returns."""
     app = load_target(name, settings).app
     with running(app, "fast") as server:
-        episodes = asyncio.run(_hold(server.url, sessions, actions, reset))
+        episodes = _held(server.url, sessions, actions, reset)
         server.wait_until_empty()
     return episodes
 
@@ -93,7 +100,7 @@ def episodes_held(
 def episodes_held_apart(name: str, sessions: int, actions: list[dict[str, Any]], **reset: Any) -> list[Episode]:
     """The same on a server in a process of its own."""
     with envhive_serve(name, "--max-sessions", str(sessions)) as server:
-        episodes = asyncio.run(_hold(server.url, sessions, actions, reset))
+        episodes = _held(server.url, sessions, actions, reset)
         eventually(lambda: server.health()["active_sessions"] == 0)
     return episodes
 
