@@ -26,10 +26,10 @@ _REFUSED: Final = {"upload_file"}
 """Actions that would hand files of the server's machine to a page."""
 
 
-def _code_of(action: str) -> str:
+def _code_of(action: str, patience_s: float) -> str:
     """The Python of an action; raises `ValueError` for one that leads off the web."""
-    code: str = _ACTIONS.to_python_code(action)
-    for statement in ast.parse(code).body:
+    tree = ast.parse(_ACTIONS.to_python_code(action))
+    for statement in tree.body:
         if isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
             name = call.func.id if isinstance(call.func, ast.Name) else ""
             if name in _REFUSED:
@@ -37,7 +37,11 @@ def _code_of(action: str) -> str:
             address = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else ""
             if name == "goto" and not str(address).startswith(("http://", "https://")):
                 raise ValueError("goto takes addresses that begin with http:// or https://.")
-    return code
+    # BrowserGym gives an element half a second, which a busy machine exceeds: a click was done and yet had failed.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and ast.unparse(node) == "timeout=500":
+            node.value = ast.Constant(round(patience_s * 1000))
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 class BrowserGymEnvironment(Environment[BrowserAction, BrowserObservation, BrowserState]):
@@ -53,6 +57,7 @@ class BrowserGymEnvironment(Environment[BrowserAction, BrowserObservation, Brows
         executable: str = "",
         screenshot: bool = False,
         delay_s: float = 0.1,
+        patience_s: float = 5.0,
     ) -> None:
         """Make one.
 
@@ -62,6 +67,7 @@ class BrowserGymEnvironment(Environment[BrowserAction, BrowserObservation, Brows
             executable: The Chromium to use, unless it is found on the path.
             screenshot: Whether observations have a picture of the page.
             delay_s: Seconds to wait after an action for the page to react.
+            patience_s: Seconds that an action waits for its element, and for the page that it leads to.
         """
         super().__init__()
         host = urlsplit(start_url).hostname or ""
@@ -75,7 +81,7 @@ class BrowserGymEnvironment(Environment[BrowserAction, BrowserObservation, Brows
             task,
             pre_observation_delay=delay_s,
             slow_mo=0 if start_url else None,
-            action_mapping=_code_of,
+            action_mapping=functools.partial(_code_of, patience_s=patience_s),
             pw_context_kwargs={"extra_http_headers": {VISIT: self._name}},
         )
         self._state = BrowserState()

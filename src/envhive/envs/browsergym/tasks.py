@@ -17,7 +17,6 @@ class ShopTask(AbstractBrowserTask):  # type: ignore[misc,unused-ignore]
     def __init__(self, seed: int | None, visit: Visit) -> None:
         super().__init__(seed)
         self.slow_mo = 0
-        self.timeout = 2000  # milliseconds that an action waits for its element; these pages are there at once
         self._visit = visit
         self._kind = str(self.random.choice(["price", "basket", "news"]))
         self._ware = str(self.random.choice(list(WARES)))
