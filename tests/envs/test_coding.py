@@ -177,7 +177,7 @@ def test_variables_are_kept_where_they_are_meant_to(make: Make) -> None:
 
 
 def test_a_limit_costs_the_variables_and_says_so(make: Make) -> None:
-    env = make(namespace="persistent", time_limit_s=0.3)
+    env = make(namespace="persistent", time_limit_s=1.5)
     run(env, "x = 5")
     stuck = run(env, "while True: pass")
     assert (stuck.limit, stuck.namespace_lost, stuck.exit_code) == ("time", True, -9)
@@ -226,7 +226,7 @@ def test_wrong_settings_are_refused() -> None:
 
 @pytest.mark.parametrize("namespace", ["fresh", "persistent"])
 def test_hundreds_of_processes_are_gone_after_the_step(sandbox: str, make: Make, namespace: str) -> None:
-    env = make(namespace=namespace, process_limit=1000, sandbox=sandbox)
+    env = make(namespace=namespace, process_limit=1000, time_limit_s=60, sandbox=sandbox)
     spawn = (
         "import os, time\nfor _ in range(300):\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(600)\n"
         "print('done')"
@@ -237,7 +237,7 @@ def test_hundreds_of_processes_are_gone_after_the_step(sandbox: str, make: Make,
 
 
 def test_too_many_processes_meet_the_limit(sandbox: str, make: Make) -> None:
-    env = make(process_limit=20, sandbox=sandbox)
+    env = make(process_limit=20, time_limit_s=60, sandbox=sandbox)
     spawn = "import os, time\nfor _ in range(60):\n    if os.fork() == 0: time.sleep(600)\ntime.sleep(600)"
     with nothing_left(env):
         seen = run(env, spawn)
@@ -246,7 +246,7 @@ def test_too_many_processes_meet_the_limit(sandbox: str, make: Make) -> None:
 
 
 def test_an_endless_loop_is_ended(make: Make, sandbox: str) -> None:
-    env = make(time_limit_s=0.3, sandbox=sandbox)
+    env = make(time_limit_s=1.5, sandbox=sandbox)
     with nothing_left(env):
         seen = run(
             env, "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('on', flush=True)\nwhile True: pass", ["1"]
@@ -284,7 +284,7 @@ def test_a_memory_blow_up_is_held(env: CodingEnvironment) -> None:
 
 
 def test_memory_is_held_for_all_processes_together(sandbox: str, make: Make) -> None:
-    env = make(memory_limit_mb=200, sandbox=sandbox)
+    env = make(memory_limit_mb=200, time_limit_s=60, sandbox=sandbox)
     spawn = (
         "import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n"
         "        x = bytearray(b'x') * (100 << 20)\n        time.sleep(600)\n"
@@ -433,4 +433,4 @@ def test_the_snippet_of_the_readme_works(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_example_plays_it() -> None:
-    assert example_output("coding", "--set", "time_limit_s=1").endswith("4 of 4 tests pass \nsolved\n")
+    assert example_output("coding", "--set", "time_limit_s=2").endswith("4 of 4 tests pass \nsolved\n")
