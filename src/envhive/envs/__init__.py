@@ -39,7 +39,20 @@ SHIPPED: Final[dict[str, Shipped]] = {
     ),
     "benchmark": Shipped("envhive.envs.benchmark:BenchmarkEnvironment", "waits as long as it is told; for measuring"),
     "benchmark-async": Shipped("envhive.envs.benchmark:AsyncBenchmarkEnvironment", "the same, written as coroutines"),
+    "browsergym": Shipped(
+        "envhive.envs.browsergym:BrowserGymEnvironment",
+        "a web browser with tasks on local pages",
+        extra="browsergym",
+        modules=("browsergym",),
+        programs=("chromium",),
+    ),
+    "chat": Shipped("envhive.envs.chat:ChatEnvironment", "keeps a conversation; the reward is by transforms"),
+    "coding": Shipped("envhive.envs.coding:CodingEnvironment", "runs Python in a sandbox; the reward is by tests"),
+    "dipg_safety": Shipped(
+        "envhive.envs.dipg_safety:DipgSafetyEnvironment", "grades careful answers about made-up medical passages"
+    ),
     "echo": Shipped("envhive.envs.echo:EchoEnvironment", "says back what it is told; for a first look"),
+    "git": Shipped("envhive.envs.git:GitEnvironment", "a git repository with a task in it", programs=("git",)),
     "gymnasium": Shipped(
         "envhive.envs.gymnasium:GymnasiumEnvironment",
         "any environment that is registered with Gymnasium",
