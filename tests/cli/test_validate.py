@@ -294,13 +294,17 @@ def test_without_a_way_to_load_it_no_server_is_tried(folder: Path) -> None:
 
 
 def test_when_it_is_told_to_end_it_leaves_nothing_behind(folder: Path) -> None:
-    environment(INIT, "        import threading\n\n        threading.Event().wait()\n")(folder)
+    waits = (
+        "        import pathlib, threading\n\n        pathlib.Path('there').touch()\n        threading.Event().wait()\n"
+    )
+    environment(INIT, waits)(folder)
     command = [ENVHIVE, "validate", str(folder), "--timeout", "600"]
     with subprocess.Popen(command, env=plain_environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        eventually(lambda: children_of(process.pid), within=30)
+        eventually((folder / "there").exists, within=30)  # a folder's code runs in the folder
         children = children_of(process.pid)
         process.terminate()
         assert process.wait(timeout=30) == 1
+    assert children
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
