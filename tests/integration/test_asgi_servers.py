@@ -14,6 +14,7 @@ from websockets.sync.client import connect
 from envhive import GenericEnvClient
 from envhive.errors import InvalidMessageError, SessionCapacityError
 from tests.support.processes import ServerProcess, free_port, plain_environ
+from tests.support.servers import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -66,6 +67,8 @@ def test_an_episode_errors_and_capacity_are_the_same_everywhere(
             other.reset()
             with pytest.raises(SessionCapacityError):
                 GenericEnvClient(server.url).sync().reset()
+        # These servers answer a client's goodbye themselves, before its environment is closed and its place is free.
+        eventually(lambda: server.health()["active_sessions"] == 0)
         with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws:
             for number in range(500):
                 ws.send(json.dumps({"type": "step", "data": {"message": "x" * (number + 1)}}))

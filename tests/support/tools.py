@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
@@ -151,3 +152,12 @@ class AsyncShed(Shed):
         observation = await self.step_async(action, timeout_s=timeout_s, **kwargs)
         observation.reward = float(self.total)
         return observation
+
+
+class TidyShed(Shed):
+    """One that can be told to look for cycles, so that memory can be compared."""
+
+    @tool
+    def tidy(self) -> int:
+        """Collect garbage."""
+        return gc.collect()

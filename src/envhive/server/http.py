@@ -294,18 +294,33 @@ def json_schema(cls: type[Any]) -> dict[str, Any]:
     return cls.model_json_schema() if issubclass(cls, BaseModel) else TypeAdapter(cls).json_schema()
 
 
+_RPC: dict[str, Any] = {"content": {"application/json": {}}}
+_MCP_ANSWERS: dict[int | str, dict[str, Any]] = {
+    202: {"description": "It wants no answer"},
+    400: {**_RPC, "description": "It is no JSON, or names no session, or an unknown version of the protocol"},
+    404: {**_RPC, "description": "There is no such session, or no longer"},
+    503: {**_RPC, "description": "No session is free"},
+}
+_MCP_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "Events, as they come"},
+    400: _MCP_ANSWERS[400],
+    404: _MCP_ANSWERS[404],
+    406: {**_RPC, "description": "Events are not accepted"},
+}
+
+
 def _register_mcp(app: FastAPI, endpoint: McpEndpoint) -> None:
-    @app.post("/mcp", tags=["MCP"])
+    @app.post("/mcp", responses=_MCP_ANSWERS, tags=["MCP"])
     async def mcp(request: Request) -> Response:
         """JSON-RPC calls of the Model Context Protocol: Streamable HTTP, and OpenEnv's calls without a session."""
         return await endpoint.post(request)
 
-    @app.get("/mcp", tags=["MCP"])
+    @app.get("/mcp", responses=_MCP_STREAM, tags=["MCP"])
     async def mcp_stream(request: Request) -> Response:
         """What a session says of its own accord, or the rest of an answer whose connection was lost."""
         return await endpoint.get(request)
 
-    @app.delete("/mcp", tags=["MCP"])
+    @app.delete("/mcp", status_code=204, responses={400: _MCP_ANSWERS[400], 404: _MCP_ANSWERS[404]}, tags=["MCP"])
     async def mcp_end(request: Request) -> Response:
         """End a session."""
         return await endpoint.delete(request)
