@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Any, ClassVar, Final, Literal, Self, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
-from envhive.environment import Environment
 from envhive.envs.atari.models import AtariAction, AtariObservation, AtariState
 from envhive.envs.encoding import ArrayData, ImageData
 from envhive.envs.episode import Episode
+from envhive.envs.trying import TriedEnvironment
 
 Frame = Literal["png", "array", "ram"]
 
@@ -20,7 +20,7 @@ _one_loads: Final = threading.Lock()
 here leave the turns in between to the server."""
 
 
-class AtariEnvironment(Environment[AtariAction, AtariObservation, AtariState]):
+class AtariEnvironment(TriedEnvironment[AtariAction, AtariObservation, AtariState]):
     """An Atari 2600 game, with the rules that experiments agree on: sticky actions, four frames a step.
 
     The emulator itself is without chance. What the seed decides is which actions stick, and how many idle frames
@@ -76,12 +76,6 @@ class AtariEnvironment(Environment[AtariAction, AtariObservation, AtariState]):
         self._episode = Episode()
         self._score = 0.0
         self._load(game)
-
-    @classmethod
-    def for_settings(cls, **settings: Any) -> type[Self]:
-        """The class itself, once a game was loaded with these settings."""
-        cls(**settings).close()
-        return cls
 
     def _load(self, game: str) -> None:
         # A console of its own for each game: loading takes a tenth of a second, and no game is to inherit anything.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import Any, ClassVar, Final, Literal, Self, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
-from envhive.environment import Environment
 from envhive.envs.episode import Episode
 from envhive.envs.openspiel.models import OpenSpielAction, OpenSpielObservation, OpenSpielState
+from envhive.envs.trying import TriedEnvironment
 
 Opponent = Literal["random", "first", "last", "self"]
 
@@ -18,7 +18,7 @@ _WITHOUT_ACTION_IDS: Final = {"crossword"}
 """Games whose moves are structures, and have no numbers."""
 
 
-class OpenSpielEnvironment(Environment[OpenSpielAction, OpenSpielObservation, OpenSpielState]):
+class OpenSpielEnvironment(TriedEnvironment[OpenSpielAction, OpenSpielObservation, OpenSpielState]):
     """A game of OpenSpiel, of perfect or imperfect information, played in turns.
 
     Games in which all move at once are played in turns that hide what the others chose.
@@ -43,7 +43,7 @@ class OpenSpielEnvironment(Environment[OpenSpielAction, OpenSpielObservation, Op
 
     def __init__(
         self,
-        game: str = "connect_four",
+        game: str = "catch",
         opponent: Opponent = "random",
         player: int = 0,
         info_state: bool | None = None,
@@ -57,12 +57,6 @@ class OpenSpielEnvironment(Environment[OpenSpielAction, OpenSpielObservation, Op
         self._random = random.Random()
         self._episode = Episode()
         self._load(game)
-
-    @classmethod
-    def for_settings(cls, **settings: Any) -> type[Self]:
-        """The class itself, once a game was loaded with these settings."""
-        cls(**settings).close()
-        return cls
 
     def _load(self, name: str) -> None:
         game = _load_game(name)
@@ -181,26 +175,32 @@ def games() -> list[str]:
     """The games that can be played in turns without further parameters."""
     import pyspiel
 
+    _register_python_games()
     turns = (pyspiel.GameType.Dynamics.SEQUENTIAL, pyspiel.GameType.Dynamics.SIMULTANEOUS)
     found = [each for each in pyspiel.registered_games() if each.dynamics in turns and each.default_loadable]
     return [each.short_name for each in found if each.short_name not in _WITHOUT_ACTION_IDS]
 
 
+def _register_python_games() -> None:
+    """Those that are written in Python register themselves; loading them takes half a second."""
+    import open_spiel.python.games  # noqa: F401
+
+
 def _load_game(name: str) -> Any:
     import pyspiel
 
-    if name.startswith("python_"):
-        import open_spiel.python.games  # registers those that are written in Python  # noqa: F401
-    known = pyspiel.registered_names()
-    if name.split("(", 1)[0] not in known:
+    kind = name.split("(", 1)[0]
+    if kind not in pyspiel.registered_names():
+        _register_python_games()
+    if kind not in (known := pyspiel.registered_names()):
         raise ValueError(f"OpenSpiel has no game {name!r}; it has {', '.join(known)}")
-    if name.split("(", 1)[0] in _WITHOUT_ACTION_IDS:
+    if kind in _WITHOUT_ACTION_IDS:
         raise ValueError(f"the moves of {name!r} have no numbers, so it cannot be played here")
     try:
         game = pyspiel.load_game(name)
         if game.get_type().dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS:
             game = pyspiel.convert_to_turn_based(game)
-    except pyspiel.SpielError as error:
+    except (pyspiel.SpielError, IndexError) as error:  # an IndexError where nfg_game is not told its file
         raise ValueError(f"OpenSpiel cannot load {name!r}: {error}") from None
     if game.get_type().dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL:
         raise ValueError(f"{name!r} is a mean field game, which has no turns")
