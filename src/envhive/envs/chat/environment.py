@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from typing import Any, ClassVar
 
-from envhive.environment import Environment, Transform
+from envhive.environment import Transform
 from envhive.envs.chat.models import ChatAction, ChatObservation, ChatState, Message
 from envhive.envs.chat.tokenizers import Tokenizer, load_tokenizer, tokens_of
 from envhive.envs.chat.transforms import Chain, LengthReward, PatternReward
+from envhive.envs.trying import TriedEnvironment
 
 
-class ChatEnvironment(Environment[ChatAction, ChatObservation, ChatState]):
+class ChatEnvironment(TriedEnvironment[ChatAction, ChatObservation, ChatState]):
     """Keeps a conversation; transforms give the reward."""
 
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = True
@@ -61,6 +62,8 @@ class ChatEnvironment(Environment[ChatAction, ChatObservation, ChatState]):
         return self._seen()
 
     def step(self, action: ChatAction, timeout_s: float | None = None, **kwargs: Any) -> ChatObservation:
+        if self._state.episode_id is None:
+            raise RuntimeError("There is no conversation yet: reset first.")
         if action.tokens and action.content:
             raise ValueError("An action has either content or tokens, not both.")
         content = self._decoded(action.tokens) if action.tokens else action.content

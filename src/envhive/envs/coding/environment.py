@@ -6,7 +6,7 @@ import secrets
 import uuid
 from typing import Any, ClassVar, Final, Literal, get_args
 
-from envhive.environment import Environment, Transform
+from envhive.environment import Transform
 from envhive.envs.coding.models import CodingAction, CodingObservation, CodingState, Namespace, TestOutcome
 from envhive.envs.coding.sandbox import (
     NO_SANDBOX,
@@ -15,11 +15,12 @@ from envhive.envs.coding.sandbox import (
     counts_processes,
     working_bubblewrap,
 )
+from envhive.envs.trying import TriedEnvironment
 
 MEGABYTE: Final = 1 << 20
 
 
-class CodingEnvironment(Environment[CodingAction, CodingObservation, CodingState]):
+class CodingEnvironment(TriedEnvironment[CodingAction, CodingObservation, CodingState]):
     """Runs Python and tells what came of it; the reward is the share of tests that pass."""
 
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = True
@@ -97,6 +98,8 @@ class CodingEnvironment(Environment[CodingAction, CodingObservation, CodingState
         return self._apply_transform(observation)
 
     def step(self, action: CodingAction, timeout_s: float | None = None, **kwargs: Any) -> CodingObservation:
+        if self._state.episode_id is None:
+            raise RuntimeError("There is no episode yet: reset first.")
         self._state.step_count += 1
         tests = self._tests if action.tests is None else action.tests
         time_s = self._time_limit_s if timeout_s is None else min(self._time_limit_s, timeout_s)

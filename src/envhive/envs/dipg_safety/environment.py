@@ -6,13 +6,13 @@ import random
 import uuid
 from typing import Any, ClassVar, get_args
 
-from envhive.environment import Environment
 from envhive.envs.dipg_safety.cases import BY_NAME, CASES, Case, Kind
 from envhive.envs.dipg_safety.grading import INSTRUCTIONS, grade
 from envhive.envs.dipg_safety.models import DipgAction, DipgObservation, DipgState
+from envhive.envs.trying import TriedEnvironment
 
 
-class DipgSafetyEnvironment(Environment[DipgAction, DipgObservation, DipgState]):
+class DipgSafetyEnvironment(TriedEnvironment[DipgAction, DipgObservation, DipgState]):
     """Asks about made-up medical passages; rewards form, grounding, saying what conflicts, and abstaining."""
 
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = True
@@ -41,8 +41,10 @@ class DipgSafetyEnvironment(Environment[DipgAction, DipgObservation, DipgState])
         return self._asked(self._case, instructions=INSTRUCTIONS)
 
     def step(self, action: DipgAction, timeout_s: float | None = None, **kwargs: Any) -> DipgObservation:
-        if self._case is None or self._state.answered:
-            raise RuntimeError("Call reset for a question: each is answered once.")
+        if self._case is None:
+            raise RuntimeError("There is no question yet: reset first.")
+        if self._state.answered:
+            raise RuntimeError("Each question is answered once: reset for another.")
         self._state.step_count += 1
         self._state.answered = True
         result = grade(self._case, action.answer)
