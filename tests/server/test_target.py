@@ -384,7 +384,7 @@ def test_settings_go_to_the_constructor(here: Path) -> None:
 
 
 def test_an_environment_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    needy = Shipped("envhive.envs.echo:EchoEnvironment", "", "wonders", ("no_such_module",), ("no-such-program",))
+    needy = Shipped("envhive.envs.echo:EchoEnvironment", "", "wonders", ("no_such_module",), (("no-such-program",),))
     monkeypatch.setitem(SHIPPED, "wonder", needy)
     told = refusal("wonder")
     assert "wonder needs no_such_module, no-such-program" in told

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import browsergym.core
 from playwright.sync_api import sync_playwright
 
+from envhive.envs import CHROMIUM
 from envhive.envs.browsergym.site import HOST, Site
-
-PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 class Browser:
@@ -34,7 +33,7 @@ class Browser:
         try:
             self._playwright = sync_playwright().start()
             self._browser = self._playwright.chromium.launch(
-                executable_path=executable or next(filter(None, map(shutil.which, PROGRAMS)), None),
+                executable_path=executable or next(filter(None, map(shutil.which, CHROMIUM)), None),
                 args=_flags(self.site.port, host),
                 ignore_default_args=["--hide-scrollbars"],  # as BrowserGym does, so that screenshots have them
                 handle_sigint=False,
