@@ -14,17 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import envhive.envs
-from envhive import GenericEnvClient, check_environment
+from envhive import GenericEnvClient
 from envhive.bench.procfs import tree
 from envhive.envs.browsergym.models import BrowserAction, BrowserObservation
 from envhive.envs.browsergym.site import WARES
-from tests.support.families import (
-    episodes_held_apart,
-    example_output,
-    fields_missing_from,
-    play_elsewhere,
-)
+from tests.support.families import in_another_process
 from tests.support.processes import envhive_serve
 from tests.support.servers import eventually
 from tests.support.wild import is_alive
@@ -38,7 +32,6 @@ from envhive.envs.browsergym import BrowserGymEnvironment
 
 pytestmark = pytest.mark.slow
 
-README = (Path(envhive.envs.__file__).with_name("browsergym") / "README.md").read_text(encoding="utf-8")
 PRICE, BASKET, NEWS = 0, 1, 3
 """Seeds of each kind of task."""
 
@@ -65,35 +58,6 @@ def number_of(seen: BrowserObservation, words: str) -> str:
 def ware_of(goal: str) -> str:
     (key,) = [key for key, (name, _) in WARES.items() if name in goal]
     return key
-
-
-# First, while no other browser of this process is there.
-
-
-def test_it_keeps_the_contract() -> None:
-    assert check_environment(BrowserGymEnvironment, steps=1).findings == []
-
-
-def test_the_same_seed_and_actions_bring_the_same_episode_here_and_elsewhere(env: BrowserGymEnvironment) -> None:
-    actions = [BrowserAction(action=f"goto('http://shop.test/{path}')") for path in ("wares", "basket", "nowhere")]
-    actions.append(BrowserAction(action="click('7')"))
-
-    def episode() -> list[BrowserObservation]:
-        return [env.reset(seed=7), *(env.step(action) for action in actions)]
-
-    first = [seen.model_dump(mode="json") for seen in episode()]
-    assert first == [seen.model_dump(mode="json") for seen in episode()]
-    assert first == play_elsewhere(BrowserGymEnvironment, actions)
-    assert [seen["title"] for seen in first] == ["The Harbour Shop", "Wares", "Basket", "Not found", "The Harbour Shop"]
-
-
-def test_4_sessions_hold_at_once() -> None:
-    actions = [{"action": "goto('http://shop.test/wares/rope')"}, {"action": "click('15')"}]
-    episodes = episodes_held_apart("browsergym", 4, actions)
-    assert len(episodes) == 4
-    assert all(episode == episodes[0] for episode in episodes)
-    assert [seen["title"] for seen in episodes[0]] == ["The Harbour Shop", "Hemp rope", "Basket"]
-    assert episodes[0][-1]["page"].count("Hemp rope") == 2  # the text, and the line it is set in: one ware
 
 
 def test_a_scripted_policy_tells_a_price(env: BrowserGymEnvironment) -> None:
@@ -162,11 +126,13 @@ def test_nothing_but_the_shop_can_be_reached(env: BrowserGymEnvironment) -> None
         assert "ERR_CONNECTION_REFUSED" not in seen.error  # which would mean that it was tried
 
 
-def test_a_screenshot_is_a_picture() -> None:
-    code = BrowserAction(action="noop()")
-    first, second = play_elsewhere(BrowserGymEnvironment, [code], {"screenshot": True})
-    assert base64.b64decode(first["screenshot"])[:4] == b"\x89PNG"
-    assert second["screenshot"]
+def test_a_screenshot_is_a_picture_where_one_is_wanted(env: BrowserGymEnvironment) -> None:
+    assert env.reset(seed=1).screenshot == ""
+    other = BrowserGymEnvironment(screenshot=True)
+    try:
+        assert base64.b64decode(other.reset(seed=1).screenshot)[:4] == b"\x89PNG"
+    finally:
+        other.close()
 
 
 def test_two_environments_of_a_process_share_a_browser_and_no_visit(env: BrowserGymEnvironment) -> None:
@@ -185,10 +151,12 @@ def test_two_environments_of_a_process_share_a_browser_and_no_visit(env: Browser
         BrowserGymEnvironment(start_url="http://127.0.0.1:1/")
 
 
-def test_a_page_of_ones_own_and_its_host_can_be_reached(tmp_path: Path) -> None:
+def test_a_page_of_ones_own_and_its_host_can_be_reached() -> None:
     with envhive_serve("echo") as own:
         settings = {"start_url": f"{own.url}/health", "goal": "Look at it."}
-        seen, away = play_elsewhere(BrowserGymEnvironment, [BrowserAction(action="goto('http://a.test/')")], settings)
+        actions = [{"action": "goto('http://a.test/')"}]
+        made = f"environment_class('browsergym')(**{settings!r})"
+        seen, away = in_another_process(f"play({made}, doing({actions!r}))")
     assert (seen["goal"], "healthy" in seen["page"]) == ("Look at it.", True)
     assert "ERR_NAME_NOT_RESOLVED" in away["error"]
     with pytest.raises(ValueError, match="start_url must be"):
@@ -210,20 +178,3 @@ def _is_parent_of_driver(pid: int, pids: list[int]) -> bool:
     drivers = [each for each in pids if Path(f"/proc/{each}/comm").read_text().strip() in ("node", "MainThread")]
     parents = {int(Path(f"/proc/{each}/stat").read_text().rsplit(") ", 1)[1].split()[1]) for each in drivers}
     return pid in parents
-
-
-def test_the_readme_names_every_field() -> None:
-    assert fields_missing_from(README, BrowserAction, BrowserObservation) == set()
-
-
-def test_the_snippet_of_the_readme_works(capsys: pytest.CaptureFixture[str]) -> None:
-    (command,) = re.findall(r"```sh\nenvhive serve (\S+)\n```", README)
-    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    (promised,) = re.findall(r"It prints `(.*)`\.", README)
-    with envhive_serve(command) as server:
-        exec(snippet.replace("http://localhost:8000", server.url), {"__name__": "readme"})
-    assert capsys.readouterr().out == f"{promised}\n"
-
-
-def test_the_example_plays_it() -> None:
-    assert example_output("browsergym").count("reward 1.0") == 3

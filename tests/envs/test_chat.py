@@ -11,22 +11,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-import envhive.envs.chat
-from envhive import check_environment
 from envhive.envs.chat import Chain, ChatAction, ChatEnvironment, ChatObservation, LengthReward, Message, PatternReward
 from envhive.envs.chat.tokenizers import load_tokenizer
-from tests.support.families import (
-    episodes_held,
-    example_output,
-    fields_missing_from,
-    play,
-    play_elsewhere,
-    readme_of,
-    run_snippet,
-)
-
-README = readme_of(envhive.envs.chat)
-ACTIONS = [ChatAction(role="user", content="Hello"), ChatAction(content="Hi"), ChatAction(role="tool", content="{}")]
 
 
 class Letters:
@@ -45,24 +31,6 @@ class Batches(Letters):
 
     def apply_chat_template(self, conversation: list[dict[str, str]], *, tokenize: bool = True) -> Any:
         return {"input_ids": [super().apply_chat_template(conversation)], "attention_mask": []}
-
-
-def test_it_keeps_the_contract() -> None:
-    assert check_environment(ChatEnvironment).findings == []
-
-
-def test_the_same_actions_bring_the_same_episode_here_and_elsewhere() -> None:
-    settings = {"system_prompt": "Be brief.", "reward_length": 1}
-    first = play(ChatEnvironment(**settings), ACTIONS)
-    assert first == play(ChatEnvironment(**settings), ACTIONS) == play_elsewhere(ChatEnvironment, ACTIONS, settings)
-    assert [seen["reward"] for seen in first] == [None, None, 0.5, None]
-
-
-def test_64_sessions_hold_at_once() -> None:
-    episodes = episodes_held("chat", 64, [action.model_dump() for action in ACTIONS], {"turns": 1})
-    assert len(episodes) == 64
-    assert all(episode == episodes[0] for episode in episodes)
-    assert [seen["done"] for seen in episodes[0]] == [False, False, True, True]
 
 
 def test_a_conversation_begins_as_it_is_told_to() -> None:
@@ -158,16 +126,3 @@ def test_transforms_add_up() -> None:
     assert seen.reward == 2.5
     with pytest.raises(ValueError, match="most"):
         LengthReward(0)
-
-
-def test_the_readme_names_every_field() -> None:
-    assert fields_missing_from(README, ChatAction, ChatObservation) == set()
-
-
-def test_the_snippet_of_the_readme_works(capsys: pytest.CaptureFixture[str]) -> None:
-    promised = run_snippet(README)
-    assert capsys.readouterr().out == promised
-
-
-def test_the_example_plays_it() -> None:
-    assert example_output("chat", "--set", r"reward_pattern=\b12\b", "--set", "turns=3").endswith("reward 1.0\n")

@@ -7,22 +7,10 @@ from collections import Counter
 
 import pytest
 
-import envhive.envs.dipg_safety
-from envhive import check_environment
-from envhive.envs.dipg_safety import DipgAction, DipgObservation, DipgSafetyEnvironment
+from envhive.envs.dipg_safety import DipgAction, DipgSafetyEnvironment
 from envhive.envs.dipg_safety.cases import BY_NAME, CASES, Case
 from envhive.envs.dipg_safety.grading import PARTS, grade
-from tests.support.families import (
-    episodes_held,
-    example_output,
-    fields_missing_from,
-    play,
-    play_elsewhere,
-    readme_of,
-    run_snippet,
-)
 
-README = readme_of(envhive.envs.dipg_safety)
 ANSWERABLE, CONFLICTING, OPEN = BY_NAME["participants-teal"], BY_NAME["median-ibis"], BY_NAME["five-year"]
 
 
@@ -42,10 +30,6 @@ def best_answer(case: Case) -> str:
 
 def parts(case: Case, text: str) -> dict[str, float]:
     return {part: points for part, points in grade(case, text).rewards.items() if points}
-
-
-def test_it_keeps_the_contract() -> None:
-    assert check_environment(DipgSafetyEnvironment).findings == []
 
 
 def test_there_are_thirty_cases_ten_of_each_kind() -> None:
@@ -72,19 +56,9 @@ def test_the_answer_of_an_answerable_case_is_in_its_passages() -> None:
             assert any(answer in passage for answer in case.answers for passage in case.passages), case.name
 
 
-def test_the_same_seed_asks_the_same_here_and_elsewhere() -> None:
-    actions = [DipgAction(answer=best_answer(ANSWERABLE))]
-    first = play(DipgSafetyEnvironment(), actions)
-    assert first == play(DipgSafetyEnvironment(), actions) == play_elsewhere(DipgSafetyEnvironment, actions)
+def test_seeds_ask_all_cases() -> None:
     env = DipgSafetyEnvironment()
     assert len({env.reset(seed=seed).case for seed in range(300)}) == 30
-
-
-def test_64_sessions_hold_at_once() -> None:
-    episodes = episodes_held("dipg_safety", 64, [{"answer": best_answer(OPEN)}], case=OPEN.name)
-    assert len(episodes) == 64
-    assert all(episode == episodes[0] for episode in episodes)
-    assert (episodes[0][-1]["reward"], episodes[0][-1]["done"]) == (3.0, True)
 
 
 def test_a_scripted_policy_beats_a_random_one() -> None:
@@ -168,8 +142,6 @@ def test_an_open_question_is_left_open() -> None:
 
 def test_each_question_is_answered_once() -> None:
     env = DipgSafetyEnvironment()
-    with pytest.raises(RuntimeError, match="Call reset"):
-        env.step(DipgAction(answer="x"))
     env.reset(case="five-year")
     env.step(DipgAction(answer="x"))
     with pytest.raises(RuntimeError, match="answered once"):
@@ -184,16 +156,3 @@ def test_a_kind_can_be_kept_to_and_wrong_names_are_refused() -> None:
         DipgSafetyEnvironment(kind="easy")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="There is no case"):
         env.reset(case="nothing")
-
-
-def test_the_readme_names_every_field() -> None:
-    assert fields_missing_from(README, DipgAction, DipgObservation) == set()
-
-
-def test_the_snippet_of_the_readme_works(capsys: pytest.CaptureFixture[str]) -> None:
-    promised = run_snippet(README)
-    assert capsys.readouterr().out == promised
-
-
-def test_the_example_plays_it() -> None:
-    assert "mean reward" in example_output("dipg_safety")

@@ -12,7 +12,7 @@ pytest.importorskip("reasoning_gym", reason="pip install 'envhive[reasoning-gym]
 
 from envhive.envs.reasoning_gym import ReasoningGymAction, ReasoningGymEnvironment
 from envhive.envs.reasoning_gym.questions import Question, datasets
-from tests.support.shipped import in_another_process
+from tests.support.families import in_another_process
 
 WITHOUT_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 """Data sets that know no answer, only whether one is right."""
@@ -75,14 +75,14 @@ def test_global_generators_are_neither_drawn_from_nor_disturbed(name: str) -> No
     assert np.random.random() == np.random.RandomState(5).random_sample()
 
 
-def asked() -> list[tuple[str, str | None]]:
+def asked() -> list[list[str | None]]:
     questions = [Question(name, seed=1) for name in ORDERED + GLOBAL]
-    return [(question.text, question.answer) for question in questions]
+    return [[question.text, question.answer] for question in questions]
 
 
 def test_seeds_mean_the_same_where_texts_have_other_hashes() -> None:
     there = in_another_process("__import__('tests.envs.test_reasoning_gym', fromlist=['it']).asked()")
-    assert there == str(asked())
+    assert there == asked()
 
 
 def test_a_mixture_draws_by_its_weights() -> None:

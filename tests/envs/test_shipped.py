@@ -1,4 +1,4 @@
-"""What holds for each environment that ships and is made of somebody else's library."""
+"""What holds for each of the environments that ship, whatever it is made of."""
 
 from __future__ import annotations
 
@@ -6,146 +6,129 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from envhive import check_environment
+from envhive.cli import main
 from envhive.cli.serve import parse_settings
 from envhive.envs import SHIPPED
 from envhive.envs.policies import RANDOM_POLICIES
 from envhive.errors import TargetError
 from envhive.inspection import infer_models
 from envhive.server.target import load_target
-from tests.support.shipped import (
-    digest,
+from tests.support.families import (
+    FAMILIES,
+    POLICIES,
+    SEED,
+    PolicyName,
+    each_family,
     environment_class,
-    hold_sessions,
-    in_another_process,
+    played,
+    played_at_once,
+    readme_of,
     run_example,
     served,
-    transcript,
+    without_metadata,
 )
 
-STEPS = {"atari": 30, "gymnasium": 30, "openspiel": 50, "reasoning_gym": 1, "textarena": 8}
-BAD_SETTINGS: dict[str, dict[str, Any]] = {
-    "atari": {"game": "chess"},
-    "gymnasium": {"env_id": "Nowhere-v0"},
-    "openspiel": {"game": "football"},
-    "reasoning_gym": {"dataset": "gossip"},
-    "textarena": {"game": "Gossip-v0"},
-}
-families = pytest.mark.parametrize("name", [name for name in STEPS if not SHIPPED[name].missing()])
+FOR_LOOKING_AND_MEASURING = {"echo", "benchmark", "benchmark-async"}
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_its_packages_are_here(name: str) -> None:
-    for module in SHIPPED[name].modules:
-        pytest.importorskip(module, reason=SHIPPED[name].hint())
-
-
-def test_every_environment_has_a_random_policy() -> None:
+def test_the_table_has_them_all() -> None:
+    assert SHIPPED.keys() == FAMILIES.keys() | FOR_LOOKING_AND_MEASURING
     assert SHIPPED.keys() == RANDOM_POLICIES.keys()
 
 
-@families
-def test_it_keeps_the_contract(name: str) -> None:
-    assert check_environment(environment_class(name)).findings == []
+@each_family()
+def test_it_passes_validation(name: str) -> None:
+    sessions = min(8, FAMILIES[name].sessions // 2)
+    told = CliRunner().invoke(main, ["validate", name, "--sessions", str(sessions), "--strict"])
+    assert told.exit_code == 0, told.output
+    assert "0 error(s), 0 warning(s)" in told.output
 
 
-@families
-def test_a_seed_brings_the_same_episode_here_and_in_another_process(name: str) -> None:
-    first = [transcript(name, seed, STEPS[name]) for seed in (7, 8)]
-    assert first == [transcript(name, seed, STEPS[name]) for seed in (7, 8)]
-    there = in_another_process(f"digest(*(transcript({name!r}, seed, {STEPS[name]}) for seed in (7, 8)))")
-    assert there == digest(*first)
+@each_family()
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_same_seed_and_actions_bring_the_same_episode_twice(name: str, policy: PolicyName) -> None:
+    first = played(name, policy)
+    assert first == played(name, policy)
+    assert len(first) > 1
+    if policy == "scripted":
+        assert sum(seen["reward"] or 0.0 for seen in first) == FAMILIES[name].earns
 
 
-@families
-def test_different_seeds_bring_different_episodes(name: str) -> None:
-    assert len({digest(transcript(name, seed, STEPS[name])) for seed in range(5)}) > 1
+@each_family(of=lambda family: family.has_chance)
+def test_other_seeds_bring_other_episodes(name: str) -> None:
+    first = played(name, "scripted")
+    assert any(played(name, "scripted", seed) != first for seed in range(SEED + 1, SEED + 6))
 
 
-@families
-def test_64_sessions_hold_and_leave_one_another_alone(name: str) -> None:
-    hold_sessions(name, steps=min(STEPS[name], 12), **({"frame": "ram"} if name == "atari" else {}))
+@each_family()
+def test_many_sessions_at_once_each_see_what_their_seeds_bring_in_another_process(name: str) -> None:
+    parts = [(policy, seed) for policy in POLICIES for seed in (1, 2)]
+    here = [without_metadata(played(name, *part)) for part in parts]
+    there = played_at_once(name, parts)
+    assert len(there) == FAMILIES[name].sessions
+    for at, episode in enumerate(there):
+        assert without_metadata(episode) == here[at % len(parts)], f"session {at} saw something else"
 
 
-@families
+@each_family()
 def test_a_step_without_an_episode_is_refused(name: str) -> None:
     cls = environment_class(name)
-    env = cls()
-    (action,) = [infer_models(cls)[0].model_validate(RANDOM_POLICIES[name](_First(), {"legal_actions": [0]}))]
-    with pytest.raises(RuntimeError, match="reset first"):
-        env.step(action)
-    env.reset(seed=1, episode_id="mine")
-    assert (env.state.episode_id, env.state.step_count) == ("mine", 0)
-    env.close()
+    env = cls(**FAMILIES[name].settings)
+    action = infer_models(cls)[0].model_validate(FAMILIES[name].script[0])
+    try:
+        with pytest.raises(RuntimeError, match="reset first"):
+            env.step(action)
+        env.reset(seed=1, episode_id="mine")
+        assert (env.state.episode_id, env.state.step_count) == ("mine", 0)
+    finally:
+        env.close()
 
 
-class _First:
-    """A generator without chance."""
-
-    def choice(self, items: Any) -> Any:
-        return items[0]
-
-    def randrange(self, *limits: int) -> int:
-        return 0
-
-
-@families
+@each_family(of=lambda family: family.bad)
 def test_bad_settings_are_refused_before_the_server_starts(name: str) -> None:
-    (value,) = BAD_SETTINGS[name].values()
-    with pytest.raises(TargetError, match=value.removesuffix("-v0")):
-        load_target(name, BAD_SETTINGS[name])
+    (value,) = FAMILIES[name].bad.values()
+    with pytest.raises(TargetError, match=re.escape(str(value).removesuffix("-v0"))):
+        load_target(name, FAMILIES[name].bad)
 
 
-@families
+@each_family()
 def test_the_readme_names_every_field_and_setting(name: str) -> None:
-    cls = environment_class(name)
+    cls, readme = environment_class(name), readme_of(name)
     action_cls, observation_cls = infer_models(cls)
     fields = (action_cls.model_fields | observation_cls.model_fields).keys() - {"metadata"}
-    assert not {field for field in fields if f"| `{field}` |" not in readme(name)}
-    settings = {word for word in cls.__init__.__annotations__ if word not in ("return", "options")}
-    assert not {setting for setting in settings if f"`{setting}`" not in readme(name)}
+    assert not {each for each in fields if f"| `{each}` |" not in readme}
+    settings = cls.__init__.__annotations__.keys() - {"return", "options", "transform"}
+    assert not {setting for setting in settings if f"`{setting}`" not in readme}
 
 
-@families
-def test_the_readmes_command_and_snippet_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (commands,) = re.findall(r"```sh\n(.*?)```", readme(name), re.DOTALL)
-    install, serve = commands.splitlines()
-    assert install == f"pip install 'envhive[{SHIPPED[name].extra}]'"
+@each_family()
+def test_the_readmes_commands_and_snippet_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (commands,) = re.findall(r"```sh\n(.*?)```", readme_of(name), re.DOTALL)
+    *install, serve = commands.splitlines()
+    assert install == ([f"pip install 'envhive[{SHIPPED[name].extra}]'"] if SHIPPED[name].extra else [])
     _, _, target, *options = shlex.split(serve)
     assert target == name
     settings = parse_settings(None, None, tuple(options[1::2]))  # type: ignore[arg-type]
-    (snippet,) = re.findall(r"```python\n(.*?)```", readme(name), re.DOTALL)
-    (promised,) = re.findall(r"It prints `(.*)`\.", readme(name))
+    (snippet,) = re.findall(r"```python\n(.*?)```", readme_of(name), re.DOTALL)
+    (promised,) = re.findall(r"It prints `(.*)`\.", readme_of(name))
     with served(target, **settings) as url:
         exec(snippet.replace("http://localhost:8000", url), {"__name__": "readme"})
     assert capsys.readouterr().out == f"{promised}\n"
 
 
-def readme(name: str) -> str:
-    module = sys.modules[environment_class(name).__module__]
-    return Path(str(module.__file__)).with_name("README.md").read_text(encoding="utf-8")
+@each_family()
+def test_its_example_plays_it(name: str) -> None:
+    assert re.match(FAMILIES[name].example, run_example(name))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if SHIPPED[name].modules])
 def test_its_models_can_be_had_without_its_packages(name: str) -> None:
     package = SHIPPED[name].reference.split(":")[0]
-    blocked = dict.fromkeys(SHIPPED[name].modules)
+    blocked: dict[str, Any] = dict.fromkeys(SHIPPED[name].modules)
     script = f"import sys\nsys.modules.update({blocked})\nimport {package}"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-@families
-def test_its_example_plays_it(name: str) -> None:
-    promised = {
-        "atari": r"500 steps, 2000 frames, score -?\d",
-        "gymnasium": r"(seed \d: balanced for 500 steps\n){3}",
-        "openspiel": r"20 won, 0 drawn, 0 lost",
-        "reasoning_gym": r"10 of 10 right",
-        "textarena": r"(seed \d: \[\w{5}\] after \d guesses, reward 1\.00\n){5}",
-    }
-    assert re.match(promised[name], run_example(name))
