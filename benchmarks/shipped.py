@@ -26,6 +26,9 @@ from envhive.bench.procfs import cpu_seconds, memory, tree
 from envhive.envs import SHIPPED
 from envhive.envs.policies import RANDOM_POLICIES
 
+SESSIONS = 64
+FEWER = {"browsergym": 4}
+"""Those whose sessions are too heavy for so many: each has a browser."""
 START_LIMIT_S = 120.0
 WARM_UP_STEPS = 5
 COLUMNS = (
@@ -127,7 +130,7 @@ def size(amount: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="environments; all that are installed if none is named")
-    parser.add_argument("--sessions", type=int, default=64, help="sessions at once (default: 64)")
+    parser.add_argument("--sessions", type=int, help=f"sessions at once (default: {SESSIONS}; browsergym: 4)")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long they play (default: 5)")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting, for all of them")
     given = parser.parse_args()
@@ -137,7 +140,8 @@ def main() -> None:
             print(f"{name} is left out: {hint}", file=sys.stderr)
             continue
         with serving(name, given.set) as (url, pid):
-            row = asyncio.run(measure(name, url, pid, given.sessions, given.seconds))
+            sessions = given.sessions or FEWER.get(name, SESSIONS)
+            row = asyncio.run(measure(name, url, pid, sessions, given.seconds))
         print("| " + " | ".join(row) + " |", flush=True)
 
 
