@@ -38,10 +38,9 @@ def test_a_random_player_loses_pong_to_the_end_and_one_that_follows_the_ball_doe
     assert score_of(follow_the_ball, steps=800) >= -6
 
 
-@pytest.mark.parametrize("frame", ["png", "array", "ram"])
-def test_each_kind_of_frame_keeps_the_contract(frame: Any) -> None:
+def test_frames_as_arrays_keep_the_contract() -> None:
     def made() -> AtariEnvironment:
-        return AtariEnvironment("breakout", frame=frame)
+        return AtariEnvironment("breakout", frame="array")
 
     assert check_environment(made).findings == []
 

@@ -295,6 +295,7 @@ def test_its_own_environment_is_not_the_servers(sandbox: str, monkeypatch: pytes
         fresh.close()
 
 
+@pytest.mark.slow
 @needs_bubblewrap
 def test_the_servers_environment_variables_cannot_be_read() -> None:
     hunt = (
@@ -348,6 +349,7 @@ def test_a_killed_keeper_is_an_error_and_not_a_reward(make: Make) -> None:
     assert run(env, "print('again')").stdout == "again\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sandbox", [pytest.param("required", marks=needs_bubblewrap), "off"])
 def test_nothing_outlives_a_killed_server(sandbox: str) -> None:
     with envhive_serve("coding", "--set", f"sandbox={sandbox}", "--set", "namespace=persistent") as server:

@@ -269,6 +269,7 @@ def test_a_closed_one_leaves_no_folder_and_is_not_used_again() -> None:
         env.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_server_that_ends_leaves_no_folder(isolation: str, tmp_path: Path) -> None:
     with envhive_serve("git", "--isolation", isolation, environ={"TMPDIR": str(tmp_path)}) as server:

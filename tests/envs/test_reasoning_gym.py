@@ -80,6 +80,7 @@ def asked() -> list[list[str | None]]:
     return [[question.text, question.answer] for question in questions]
 
 
+@pytest.mark.slow
 def test_seeds_mean_the_same_where_texts_have_other_hashes() -> None:
     there = in_another_process("__import__('tests.envs.test_reasoning_gym', fromlist=['it']).asked()")
     assert there == asked()

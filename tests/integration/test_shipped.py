@@ -24,5 +24,5 @@ def test_the_script_earns_the_same_through_openenvs_client(peer_clients: PeerDri
         assert client.state().result["step_count"] == len(family.script)
         client.close()
     assert [(each["reward"], each["done"]) for each in seen] == [
-        (each["reward"], each["done"]) for each in played(name, "scripted")
+        (each["reward"], each["done"]) for each in played(name, "scripted", SEED)
     ]

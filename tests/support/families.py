@@ -181,7 +181,7 @@ def doing(actions: list[Document]) -> list[Decision]:
     return [lambda seen, action=action: action for action in actions]  # type: ignore[misc]
 
 
-def played(name: str, policy: PolicyName, seed: int = SEED) -> Episode:
+def played(name: str, policy: PolicyName, seed: int) -> Episode:
     """An episode by one of the policies, as JSON."""
     env = environment_class(name)(**FAMILIES[name].settings)
     return play(env, deciding(name, policy, seed), seed)
