@@ -10,7 +10,7 @@ import pytest
 from tests.support.envs import Hanging
 
 HERE = Path(__file__).parent
-SLOW = (HERE / "client", HERE / "cli", HERE / "faults", HERE / "test_docs.py")
+SLOW = (HERE / "client", HERE / "cli", HERE / "envs" / "test_shipped.py", HERE / "faults", HERE / "test_docs.py")
 """Tests that start hundreds of servers between them, or whole processes. `scripts/check` leaves them out."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from envhive.rubrics.base import Rubric
@@ -89,6 +89,14 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     def __init__(self, transform: Transform[ObsT] | None = None, rubric: Rubric | None = None) -> None:
         self.transform = transform
         self.rubric = rubric
+
+    @classmethod
+    def for_settings(cls, **settings: Any) -> type[Self]:
+        """The class to serve when the constructor is to get these keywords (`envhive serve NAME --set NAME=VALUE`).
+
+        Override it to refuse bad ones before the first session comes, or to derive a class whose models fit them.
+        """
+        return cls
 
     @abstractmethod
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Any:

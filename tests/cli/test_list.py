@@ -11,14 +11,23 @@ from envhive.cli import main
 from envhive.envs import SHIPPED, Shipped
 
 
-def test_every_environment_is_listed_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHIPPED, "wonder", Shipped("nowhere:Wonder", "a wonder", "wonders", ("no_such_module",)))
+def test_every_environment_is_listed_with_what_it_needs_and_whether_that_is_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wonder = Shipped(
+        "nowhere:Wonder", "a wonder", "wonders", ("json", "no_such_module"), (("no-such-name", "sh"),), "no-such-wall"
+    )
+    monkeypatch.setitem(SHIPPED, "wonder", wonder)
+    monkeypatch.setitem(SHIPPED, "ready", Shipped("nowhere:Ready", "is ready", modules=("json",)))
     shown = CliRunner().invoke(main, ["list"])
     assert shown.exit_code == 0
     assert all(name in shown.output for name in SHIPPED)
-    assert "to install: pip install 'envhive[wonders]'" in shown.output
+    needs = "needs json, no_such_module, no-such-name: missing no_such_module. pip install 'envhive[wonders]'"
+    assert needs in shown.output
+    assert "better with no-such-wall: not installed" in shown.output
+    assert "needs json: installed" in shown.output
     listed = {each["name"]: each for each in json.loads(CliRunner().invoke(main, ["list", "--json"]).output)}
-    assert listed["echo"]["missing"] == []
+    assert (listed["echo"]["needs"], listed["echo"]["missing"]) == ([], [])
     assert listed["wonder"]["missing"] == ["no_such_module"]
 
 

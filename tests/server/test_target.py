@@ -406,8 +406,42 @@ def test_settings_go_to_the_constructor(here: Path) -> None:
 
 
 def test_an_environment_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    needy = Shipped("envhive.envs.echo:EchoEnvironment", "", "wonders", ("no_such_module",), ("no-such-program",))
+    needy = Shipped("envhive.envs.echo:EchoEnvironment", "", "wonders", ("no_such_module",), (("no-such-program",),))
     monkeypatch.setitem(SHIPPED, "wonder", needy)
     told = refusal("wonder")
     assert "wonder needs no_such_module, no-such-program" in told
     assert "pip install 'envhive[wonders]'; install no-such-program" in told
+
+
+def test_a_class_may_refuse_settings_or_fit_itself_to_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "fitting.py").write_text(
+        dedent(MODELS)
+        + dedent("""
+            from envhive import Environment, State
+
+            class Dice(Environment[Roll, Rolled, State]):
+                def __init__(self, sides=6):
+                    self.sides = sides
+
+                @classmethod
+                def for_settings(cls, sides=6):
+                    if sides < 2:
+                        raise ValueError(f"no die has {sides} sides")
+                    return type(f"Dice{sides}", (cls,), {})
+
+                def reset(self, **kwargs):
+                    return Rolled()
+
+                def step(self, action, **kwargs):
+                    return Rolled(number=self.sides)
+
+                @property
+                def state(self):
+                    return State()
+            """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    served = load_target("fitting:Dice", {"sides": 8}).app.state.envhive.hive.blueprint.factory()
+    assert (type(served).__name__, served.sides) == ("Dice8", 8)
+    with pytest.raises(TargetError, match="Dice cannot be served so: ValueError: no die has 1 sides"):
+        load_target("fitting:Dice", {"sides": 1})

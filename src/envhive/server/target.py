@@ -152,8 +152,9 @@ def _app_from_reference(reference: str, env_name: str | None, settings: dict[str
         if inspect.isabstract(found):
             missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
             raise TargetError(f"{reference} cannot be served: it does not define {missing}.")
+        found = _fitted(found, _checked(found, settings or {}))
         action_cls, observation_cls = infer_models(found)
-        factory = functools.partial(found, **_checked(found, settings)) if settings else found
+        factory = functools.partial(found, **settings) if settings else found
         return create_app(cast(Any, factory), action_cls, observation_cls, env_name=env_name)
     if _is_asgi_app(found):
         return found
@@ -162,6 +163,17 @@ def _app_from_reference(reference: str, env_name: str | None, settings: dict[str
         action_cls, observation_cls = infer_models(returned)
         return create_app(found, action_cls, observation_cls, env_name=env_name)
     raise TargetError(f"{reference} is neither an environment class nor an ASGI app, but {type(found).__name__}.")
+
+
+def _fitted(cls: type, settings: dict[str, Any]) -> type:
+    """What the class wants to be served as with these settings; those of OpenEnv do not say."""
+    for_settings = getattr(cls, "for_settings", None)
+    if not inspect.ismethod(for_settings):
+        return cls
+    try:
+        return cast(type, for_settings(**settings))
+    except Exception as error:  # the author's code: anything may come, and the start must say so
+        raise TargetError(f"{cls.__name__} cannot be served so: {type(error).__name__}: {error}") from error
 
 
 def _checked(cls: type, settings: dict[str, Any]) -> dict[str, Any]:
