@@ -132,6 +132,8 @@ class Provider(ABC):
         """Called when new replicas are healthy, before any that they replace are taken away: a proxy may have to hear
         of them first."""
         self._started = False
+        self._released = threading.Event()
+        """Set when all is stopped: whoever waits for a replica waits no longer."""
 
     # What an engine does in its own way.
 
@@ -211,6 +213,19 @@ class Provider(ABC):
                 said = sentence
             time.sleep(pause)
             pause = min(1.5 * pause, _LONGEST_LOOK_S)
+
+    def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Wait until an engine has done what it was asked for, and say so."""
+        deadline = time.monotonic() + timeout_s
+        told = False
+        while not condition():
+            if time.monotonic() > deadline:
+                raise ProviderError(f"Waited {timeout_s:g} s for {what}, in vain.")
+            if not told:
+                self._tell(f"waiting for {what}")
+                told = True
+            if self._released.wait(_LONGEST_LOOK_S):
+                return
 
     def scale(self, count: int) -> None:
         """Have `count` replicas from now on. New ones are waited for; those that go let their sessions finish."""

@@ -88,7 +88,6 @@ class KubernetesProvider(Provider):
         self._guard: Guarded | None = None
         self._ready_since: float | None = None
         self._lock = threading.RLock()
-        self._released = threading.Event()
 
     def _scale(self, count: int) -> None:
         with self._lock, talking():
@@ -158,18 +157,6 @@ class KubernetesProvider(Provider):
     def _nobody_leaves(self) -> bool:
         """Kubernetes takes a moment until it has decided who is to go: until then there are too many."""
         return len(self._pods()) <= self.count and not any(replica.draining for replica in self.replicas())
-
-    def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        told = False
-        while not condition():
-            if time.monotonic() > deadline:
-                raise ProviderError(f"Waited {timeout_s:g} s for {what}, in vain.")
-            if not told:
-                self._tell(f"waiting for {what}")
-                told = True
-            if self._released.wait(_LOOK_S):
-                return
 
     def tend(self) -> None:
         """Kubernetes does it."""

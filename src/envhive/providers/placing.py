@@ -56,7 +56,6 @@ class PlacingProvider(Provider):
         self._places: dict[str, _Place] = {}
         self._made = 0
         self._lock = threading.RLock()
-        self._released = threading.Event()
 
     # What an engine does with one replica.
 

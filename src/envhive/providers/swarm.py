@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Unpack
 
 from envhive.errors import ConfigurationError, ProviderError
@@ -103,7 +103,6 @@ class DockerSwarmProvider(ContainerCalls, Provider):
         self._ports: dict[str, int] = {}
         """Of tasks: of those that are to go Swarm says none any longer, while their sessions still use it."""
         self._lock = threading.RLock()
-        self._released = threading.Event()
 
     # The service.
 
@@ -224,18 +223,6 @@ class DockerSwarmProvider(ContainerCalls, Provider):
         """Swarm takes a moment until it has decided who is to go."""
         wanted = [task for task in self._tasks() if task["DesiredState"] == "running"]
         return len(wanted) <= self.count and not any(replica.draining for replica in self.replicas())
-
-    def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        told = False
-        while not condition():
-            if time.monotonic() > deadline:
-                raise ProviderError(f"Waited {timeout_s:g} s for {what}, in vain.")
-            if not told:
-                self._tell(f"waiting for {what}")
-                told = True
-            if self._released.wait(_LOOK_S):
-                return
 
     def tend(self) -> None:
         """Swarm does it."""
