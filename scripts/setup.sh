@@ -30,7 +30,11 @@ make_venv() {
 install_packages() {
     local wanted=$1 log=.venv/install.log
     if [ "$wanted" = dev ]; then
-        .venv/bin/python -m pip install --disable-pip-version-check -r requirements.lock >"$log" 2>&1 || { cat "$log" >&2; return 1; }
+        # uv takes half a minute where pip takes five. Where it does not reach what pip is set up to reach, pip does it.
+        { .venv/bin/python -m pip install --disable-pip-version-check "$(grep '^uv==' requirements.lock)" &&
+            .venv/bin/uv pip install --python .venv/bin/python -r requirements.lock; } >"$log" 2>&1 ||
+            .venv/bin/python -m pip install --disable-pip-version-check -r requirements.lock >"$log" 2>&1 ||
+            { cat "$log" >&2; return 1; }
     fi
     .venv/bin/python -m pip install --disable-pip-version-check -c requirements.lock -e . >"$log" 2>&1 || { cat "$log" >&2; return 1; }
 }
