@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.envs import Hanging
 
 HERE = Path(__file__).parent
 SLOW = (HERE / "client", HERE / "cli", HERE / "envs" / "test_shipped.py", HERE / "faults", HERE / "test_docs.py")
@@ -15,3 +18,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(place) for place in SLOW):
             item.add_marker("slow")
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    made = Hanging()
+    yield made
+    made.released.set()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from envhive import Action, MCPEnvironment, Observation, ServerMode, State, check_environment, tool
 from envhive.errors import InvalidMessageError
+from envhive.mcp_environment import get_server_tools
 from envhive.toolbox import Toolbox, toolbox_of
 from envhive.tools import (
     CallToolAction,
@@ -471,3 +472,128 @@ def test_an_environment_can_be_made_and_called_where_an_event_loop_runs() -> Non
         assert observation.result["data"] == 8
 
     asyncio.run(scenario())
+
+
+# Tools as functions, and the server of the environment's own.
+
+
+class Workshop(MCPEnvironment):
+    """Tools of all sorts: a marked method, the server's, and functions that were added."""
+
+    def __init__(self) -> None:
+        server = FastMCP("workshop")
+        super().__init__(server)
+        self.hits = 0
+        _made.append(self)
+
+        @server.tool
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        @self.tool()
+        def double(a: int) -> int:
+            return 2 * a
+
+        @self.tool(mode="simulation")
+        def who() -> str:
+            return "simulated"
+
+        @self.tool(mode="production")
+        def only_real() -> str:
+            return "real"
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @tool
+    def hit(self, times: int = 1) -> int:
+        self.hits += times
+        return self.hits
+
+    @property
+    def state(self) -> State:
+        return State(step_count=self.hits)
+
+
+def test_tools_can_be_had_as_functions() -> None:
+    env = Workshop()
+    tools = env.get_callables()
+    assert set(tools) == {"add", "double", "who", "hit"}
+    assert (tools["add"](2, 3), tools["double"](4), tools["who"](), tools["hit"](times=5)) == (5, 8, "simulated", 5)
+    assert env.hits == 5
+    env.server_mode = ServerMode.PRODUCTION
+    assert set(env.get_callables()) == {"add", "double", "only_real", "hit"}
+
+
+def test_two_environments_have_functions_of_their_own() -> None:
+    one, other = Workshop(), Workshop()
+    one.get_callables()["hit"]()
+    assert (one.hits, other.hits) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("result = add(2, 3)", {"result": 5}),
+        ("hit()\nresult = hit(times=3)", {"result": 4}),
+        ("def twice(n):\n    return double(n)\nresult = [twice(n) for n in range(3)]", {"result": [0, 2, 4]}),
+        ("x = 1", {"result": None}),
+        ("result = nobody()", {"error": "name 'nobody' is not defined"}),
+        ("raise ValueError('enough')", {"error": "enough"}),
+        ("raise SystemExit('bye')", {"error": "bye"}),
+        ("def", {"error": "Syntax error: invalid syntax (<string>, line 1)"}),
+    ],
+)
+def test_code_calls_tools(code: str, outcome: dict[str, Any]) -> None:
+    env = Workshop()
+    assert env.supports_code_mode
+    observation = env.execute_code(code)
+    assert (observation.metadata, observation.reward, observation.done) == (outcome, 0.0, False)
+
+
+def test_a_tool_that_is_called_result_is_not_the_result() -> None:
+    env = Workshop()
+    env.tool()(_named("result", lambda: 7))
+    assert env.execute_code("x = 1").metadata == {"result": None}
+    assert env.execute_code("result = result()").metadata == {"result": 7}
+
+
+def _named(name: str, function: Any) -> Any:
+    function.__name__ = name
+    return function
+
+
+def test_the_server_of_an_environment_can_be_asked_as_agents_do() -> None:
+    env = Workshop()
+
+    async def ask() -> tuple[set[str], Any]:
+        async with env.mcp_session() as client, env.mcp_session() as same:
+            assert same is client is env.mcp_client
+            return {each.name for each in await client.list_tools()}, (
+                await client.call_tool("add", {"a": 1, "b": 2})
+            ).data
+
+    assert asyncio.run(ask()) == ({"add", "double"}, 3)
+    env.close()
+    assert env.mcp_client is None
+    with pytest.raises(RuntimeError, match="This Workshop is closed"):
+        asyncio.run(ask())
+
+
+def test_the_tools_of_a_server_can_be_had_by_name() -> None:
+    server = FastMCP("two")
+    server.tool(_named("first", lambda: 1))
+    assert list(get_server_tools(server)) == ["first"]
+    assert get_server_tools(FastMCP("none")) == {}
+
+
+def test_an_added_tool_is_still_called_once_when_the_server_has_it_too() -> None:
+    env = Workshop()
+    listed = env.step(ListToolsAction())
+    assert sorted(each.name for each in listed.tools) == ["add", "double", "hit", "who"]
+    assert env.step(CallToolAction(tool_name="double", arguments={"a": 4})).result["data"] == 8
+
+
+def test_pages_are_offered_nothing_unless_an_environment_says_so() -> None:
+    env = Workshop()
+    assert (env.render_web({}), env.web_actions({})) == (None, [])

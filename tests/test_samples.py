@@ -6,6 +6,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum, IntEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, c
 from pydantic.dataclasses import dataclass
 
 from envhive import Action
-from envhive.samples import sample_instance
+from envhive.samples import legal_move, sample_instance
 
 
 class Colour(Enum):
@@ -245,3 +246,44 @@ def test_a_strict_model_is_filled_as_it_would_be_from_json() -> None:
 def test_a_field_that_no_plain_value_fits_is_an_error(kind: Any, constraints: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="value"):
         sample_instance(a_model_with(kind, **constraints))
+
+
+# Legal moves.
+
+
+def integers(*names: str, required: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"properties": {name: {"type": "integer"} for name in names}, "required": list(required)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "observation", "move"),
+    [
+        (integers("square"), {"legal_actions": [4, 7]}, {"square": 7}),
+        (integers("square"), SimpleNamespace(legal_actions=[4, 7]), {"square": 7}),
+        (integers("square", "player", required=("square",)), {"legal_actions": [4]}, {"square": 4}),
+        (integers("square", "player"), {"legal_actions": [4]}, {}),
+        (integers("row", "column", required=("row", "column")), {"legal_actions": [4]}, {}),
+        ({"properties": {"text": {"type": "string"}}}, {"legal_actions": [4]}, {}),
+        (integers("square"), {"legal_actions": []}, {}),
+        (integers("square"), {"legal_actions": ["a"]}, {}),
+        (integers("square"), {"legal_actions": [True]}, {}),
+        (integers("square"), {"legal_actions": 4}, {}),
+        (integers("square"), {}, {}),
+        (integers("square"), None, {}),
+        ({"anyOf": [{}]}, {"legal_actions": [4]}, {}),
+    ],
+)
+def test_a_legal_move_is_picked_where_it_is_clear_which_field_it_goes_to(
+    schema: dict[str, Any], observation: Any, move: dict[str, int]
+) -> None:
+    assert legal_move(schema, observation, 1) == move
+
+
+def test_what_is_given_for_a_sample_is_taken() -> None:
+    class Move(BaseModel):
+        square: int
+        name: str
+
+    assert sample_instance(Move, {"square": 8}) == Move(square=8, name="a")
+    with pytest.raises(ValueError, match="square"):
+        sample_instance(Move, {"square": "eight"})

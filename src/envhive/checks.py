@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from envhive.inspection import declared_types, factory_name, plan_for, takes_tools, underlying_class
-from envhive.samples import sample_instance, sample_value
+from envhive.samples import legal_move, sample_instance, sample_value, schema_of
 from envhive.tools import CallToolAction, ListToolsAction, ListToolsObservation
 from envhive.types import Observation, State
 from envhive.wire.codec import encode_observation, encode_state, payload_of
@@ -135,6 +135,7 @@ class _Checker:
         self.action_cls = action_cls or self.types.get("action")
         self.seed = seed
         self.steps = steps
+        self.seen: dict[int, Any] = {}  # the last observation of each instance
         self.loop = asyncio.Runner()  # one event loop for all: what reset starts must still run in step
 
     def run(self) -> Report:
@@ -278,12 +279,16 @@ class _Checker:
     def _reset(self, env: Any) -> Any:
         plan = plan_for(type(env)).reset
         keywords = plan.select({"seed": self.seed, "episode_id": "check"})
-        return self._guard("reset", lambda: getattr(env, plan.name)(**keywords))
+        return self._see(env, self._guard("reset", lambda: getattr(env, plan.name)(**keywords)))
 
     def _step(self, env: Any, index: int) -> Any:
         plan = plan_for(type(env)).step
-        action = self._action(index)
-        return self._guard("step", lambda: getattr(env, plan.name)(action))
+        action = self._action(index, self.seen.get(id(env)))
+        return self._see(env, self._guard("step", lambda: getattr(env, plan.name)(action)))
+
+    def _see(self, env: Any, observation: Any) -> Any:
+        self.seen[id(env)] = observation
+        return observation
 
     def _close(self, env: Any) -> None:
         close = getattr(env, "close", None)
@@ -320,13 +325,13 @@ class _Checker:
             actions.append(CallToolAction(tool_name=offered.name, arguments=arguments))
         return actions
 
-    def _action(self, index: int) -> Any:
+    def _action(self, index: int, seen: Any) -> Any:
         if self.actions:
             return self.actions[index % len(self.actions)]
         if self.action_cls is None:
             raise Broken("no action to step with is known.", "Pass one: check_environment(env, action=MyAction(...)).")
         try:
-            return sample_instance(self.action_cls)
+            return sample_instance(self.action_cls, legal_move(schema_of(self.action_cls), seen, index))
         except (ValueError, TypeError) as error:
             raise Broken(
                 f"no valid {self.action_cls.__name__} could be made up ({_first_line(error)}).",

@@ -125,6 +125,14 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         doc = (type(self).__doc__ or "").strip().splitlines()
         return EnvironmentMetadata(name=name, description=doc[0] if doc else f"{name} environment", version="1.0.0")
 
+    def render_web(self, observation: dict[str, Any]) -> str | None:
+        """HTML that shows an observation to people; None where there is none."""
+        return None
+
+    def web_actions(self, observation: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        """Actions to offer to people who see an observation: what to call each, and its fields."""
+        return []
+
     def close(self) -> None:
         """Give back what the environment holds. The server calls it exactly once."""
 

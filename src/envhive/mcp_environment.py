@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 from envhive.environment import Environment, Transform
 from envhive.errors import InvalidMessageError
-from envhive.toolbox import Listener, Toolbox
+from envhive.toolbox import Listener, Toolbox, get_server_tools
 from envhive.tools import (
     CallToolAction,
     CallToolObservation,
@@ -47,6 +49,22 @@ class MCPEnvironment(Environment[Action, Observation, State]):
         """The FastMCP server to register tools, resources and prompts on; made when first asked for."""
         return self._toolbox.server
 
+    @cached_property
+    def mcp_client(self) -> Any:
+        """A FastMCP client of `mcp_server`, without a network between them; None after `close`.
+
+        It knows the tools that are registered on that server, and not the methods that are marked with `@tool`.
+        """
+        return self._toolbox.new_client()
+
+    @asynccontextmanager
+    async def mcp_session(self) -> AsyncIterator[Any]:
+        """`mcp_client`, connected as long as the block lasts."""
+        if self.mcp_client is None:
+            raise RuntimeError(f"This {type(self).__name__} is closed, and its MCP client with it")
+        async with self.mcp_client as client:
+            yield client
+
     @property
     def server_mode(self) -> ServerMode:
         """Of the server that it runs on: tools of the other mode are not there."""
@@ -65,6 +83,36 @@ class MCPEnvironment(Environment[Action, Observation, State]):
             return marked
 
         return decorate
+
+    # Code instead of calls.
+
+    @property
+    def supports_code_mode(self) -> bool:
+        """Whether `execute_code` can be used."""
+        return True
+
+    def get_callables(self) -> dict[str, Callable[..., Any]]:
+        """The tools of this mode as functions, for code that calls them directly."""
+        return self._toolbox.callables()
+
+    def execute_code(self, code: str) -> Observation:
+        """Run Python in which each tool is a function; what it calls `result` is the observation's `result`.
+
+        It runs in this process and may do anything that the process may: give it code of agents only where that does
+        not matter.
+        """
+        tools = self.get_callables()
+        names: dict[str, Any] = dict(tools)
+        try:
+            exec(code, names)
+        except SyntaxError as error:
+            outcome: dict[str, Any] = {"error": f"Syntax error: {error}"}
+        except (Exception, SystemExit) as error:  # whatever the agent's code raises is what it gets
+            outcome = {"error": str(error)}
+        else:
+            result = names.get("result")
+            outcome = {"result": None if "result" in tools and result is tools["result"] else result}
+        return Observation(done=False, reward=0.0, metadata=outcome)
 
     def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell whoever called the running tool how far it has come. Any tool may call it, plain or not."""
@@ -94,6 +142,7 @@ class MCPEnvironment(Environment[Action, Observation, State]):
 
     def close(self) -> None:
         """Give back what the tools held."""
+        self.mcp_client = None
         self._toolbox.close()
 
 
@@ -109,4 +158,4 @@ def _called(action: CallToolAction, outcome: dict[str, Any] | ToolError) -> Call
     return CallToolObservation(tool_name=action.tool_name, result=outcome)
 
 
-__all__ = ["Listener", "MCPEnvironment", "tool"]
+__all__ = ["Listener", "MCPEnvironment", "get_server_tools", "tool"]

@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter
 
 _DEEPEST: Final = 40
+_LEGAL: Final = "legal_actions"
 _FORMATS: Final = {
     "date": "2000-01-01",
     "date-time": "2000-01-01T00:00:00Z",
@@ -19,8 +20,10 @@ _FORMATS: Final = {
 }
 
 
-def sample_instance(cls: type[Any]) -> Any:
+def sample_instance(cls: type[Any], given: dict[str, Any] | None = None) -> Any:
     """An instance of a model with plain values in its required fields; raises when none of them fits.
+
+    What is `given` is taken as it is.
 
     Example:
         >>> from envhive.envs.echo import EchoAction
@@ -28,8 +31,32 @@ def sample_instance(cls: type[Any]) -> Any:
         'a'
     """
     adapter: TypeAdapter[Any] = TypeAdapter(cls)
-    schema = cls.model_json_schema() if issubclass(cls, BaseModel) else adapter.json_schema()
-    return adapter.validate_json(json.dumps(sample_value(schema, schema.get("$defs", {}))))
+    made = sample_value(schema := schema_of(cls), schema.get("$defs", {}))
+    return adapter.validate_json(json.dumps({**made, **given} if given else made))
+
+
+def schema_of(cls: type[Any]) -> dict[str, Any]:
+    """The JSON schema of a model, or of whatever else pydantic can read."""
+    return cls.model_json_schema() if issubclass(cls, BaseModel) else TypeAdapter(cls).json_schema()
+
+
+def legal_move(schema: dict[str, Any], observation: Any, index: int) -> dict[str, int]:
+    """The field of an action that picks one of an observation's `legal_actions`, as games have them; else nothing.
+
+    The field is the action's only integer, or the only one that is required.
+
+    Example:
+        >>> schema = {"properties": {"square": {"type": "integer"}}}
+        >>> legal_move(schema, {"legal_actions": [4, 7]}, 1)
+        {'square': 7}
+    """
+    legal = observation.get(_LEGAL) if isinstance(observation, dict) else getattr(observation, _LEGAL, None)
+    integers = [name for name, each in schema.get("properties", {}).items() if each.get("type") == "integer"]
+    required = [name for name in integers if name in schema.get("required", ())]
+    field = integers if len(integers) == 1 else required
+    if len(field) != 1 or not isinstance(legal, list) or not legal or not all(type(each) is int for each in legal):
+        return {}
+    return {field[0]: legal[index % len(legal)]}
 
 
 def sample_value(schema: dict[str, Any], definitions: dict[str, Any], depth: int = 0) -> Any:

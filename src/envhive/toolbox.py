@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MethodType
 from typing import Any, Final, TypeVar
 
 from envhive.errors import ConfigurationError, EnvHiveError
@@ -82,8 +83,17 @@ class Toolbox:
 
     def add(self, function: Callable[..., Any]) -> None:
         """Offer a function that is marked as a tool."""
-        self._added.append(_as_tool(function, getattr(function, MARK)))
+        mode, made = _as_tool(function, getattr(function, MARK))
+        self._added.append((mode, made))
         self._known = None
+        if mode is None and self._server is not None:
+            self._server.add_tool(made)  # for those who ask that server itself
+
+    def new_client(self) -> Any:
+        """A client of the FastMCP server in this process."""
+        from fastmcp import Client  # late: few environments need one
+
+        return Client(self.server)
 
     def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         listener = _listener.get()
@@ -120,6 +130,16 @@ class Toolbox:
                 self._on_server.discard(each.name)
         self._known = found
         return found
+
+    def callables(self) -> dict[str, Callable[..., Any]]:
+        """The functions behind the tools of this mode, by the tools' names. Methods are bound to the environment."""
+        found = self._find(self._of_server())
+        methods = {id(each) for _, each in _of_class(type(self._env))}
+        return {
+            name: MethodType(inspect.unwrap(each.fn), self._env) if id(each) in methods else each.fn
+            for name, each in found.items()
+            if isinstance(each, FunctionTool)
+        }
 
     # Calling one.
 
@@ -239,6 +259,11 @@ class _SessionContext(Context):
         if listener is not None:
             params = {"level": level or "info", "logger": logger_name, "data": {"msg": message, "extra": extra}}
             listener({"method": "notifications/message", "params": params})
+
+
+def get_server_tools(mcp_server: Any) -> dict[str, Any]:
+    """The tools of a FastMCP server, by name."""
+    return {each.name: each for each in _run_once(_all_tools(mcp_server))}
 
 
 def toolbox_of(env: Any) -> Toolbox | None:

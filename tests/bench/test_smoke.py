@@ -13,11 +13,11 @@ import pytest
 
 from envhive.bench import procfs
 from envhive.bench.records import Run, load_run
+from tests.integration.conftest import CACHE
 from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
 
 pytestmark = pytest.mark.integration
 
-REPOSITORY = Path(__file__).parents[2]
 MORTAL = """
 import os
 from envhive import Action, Environment, Observation, State
@@ -39,7 +39,7 @@ class Mortal(Environment[Action, Observation, State]):
 
 
 def environ() -> dict[str, str]:
-    return plain_environ(ENVHIVE_PEER_CACHE=str(REPOSITORY / ".cache" / "peers"))
+    return plain_environ(ENVHIVE_PEER_CACHE=str(CACHE))
 
 
 def bench(folder: Path, *arguments: str, limit_s: float = 120) -> tuple[Run, str]:
@@ -60,8 +60,9 @@ def bench(folder: Path, *arguments: str, limit_s: float = 120) -> tuple[Run, str
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_running() -> Iterator[None]:
+    before = procfs.tree(os.getpid())
     yield
-    assert procfs.tree(os.getpid()) == [os.getpid()]
+    assert procfs.tree(os.getpid()) == before
 
 
 @pytest.mark.parametrize("mode", ["ws", "http"])
@@ -187,6 +188,7 @@ def test_runs_are_drawn_together(tmp_path: Path) -> None:
     assert "box one" not in page.split("<img")[0].replace("&#x27;box one&#x27;", "")
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not procfs.available(), reason="there is no /proc here")
 def test_a_quick_comparison_with_the_peer(tmp_path: Path) -> None:
     run, printed = bench(

@@ -74,7 +74,7 @@ def hanging(server: ServerProcess) -> Iterator[list[EnvHiveError]]:
     thread = threading.Thread(target=step)
     thread.start()
     try:
-        eventually(lambda: any(each["doing"] == "step" for each in report(server)["sessions"]))
+        eventually(lambda: [each["doing"] for each in server.sessions()] == ["step"])
         yield heard
     finally:
         thread.join(timeout=20)

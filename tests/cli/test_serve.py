@@ -85,12 +85,17 @@ def test_help_names_every_option_and_shows_examples() -> None:
         (("envhive.types:Nothing",), {}, "has no 'Nothing'"),
         (("envhive.types:State",), {}, "without a step method"),
         (("game:Game", "--max-sessions", "4"), {}, "SUPPORTS_CONCURRENT_SESSIONS"),
+        (("typo:Game",), {}, "typo.py:2: '(' was never closed: def broken("),
+        (("typo:Game", "--workers", "2"), {}, "typo.py:2: '(' was never closed: def broken("),
+        (("uses_typo:Game",), {}, "typo.py:2: '(' was never closed: def broken("),
     ],
 )
 def test_bad_configuration_is_one_line_and_exit_code_2(
     tmp_path: Path, arguments: tuple[str, ...], environ: dict[str, str], said: str
 ) -> None:
     (tmp_path / "game.py").write_text(GAME)
+    (tmp_path / "typo.py").write_text("x = 1\ndef broken(\n")
+    (tmp_path / "uses_typo.py").write_text("import typo\n")
     done = serve(*arguments, cwd=tmp_path, **environ)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1

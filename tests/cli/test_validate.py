@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from click.testing import CliRunner
 
+from envhive.cli import main
 from envhive.scaffold.project import Project, write_project
 from tests.support.processes import ENVHIVE, children_of, envhive_serve, plain_environ
 from tests.support.servers import eventually
@@ -26,6 +28,13 @@ def report_on(*arguments: str, **environ: str) -> tuple[int, dict[str, Any]]:
     done = validate(*arguments, "--json", **environ)
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
+
+
+def report_from_here(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """The same of a command that runs in this process: its start is most of what it costs."""
+    done = CliRunner().invoke(main, ["validate", *arguments, "--json"])
+    assert done.stderr == ""
+    return done.exit_code, json.loads(done.stdout)
 
 
 def found_in(report: dict[str, Any]) -> list[tuple[str, dict[str, str]]]:
@@ -258,7 +267,7 @@ def untyped(folder: Path) -> None:
 def test_a_planted_fault_is_found_and_what_to_do_is_said(fault: Fault, folder: Path) -> None:
     fault.plant(folder)
     live = [] if fault.stage == "live" else ["--no-live"]
-    code, report = report_on(str(folder), "--timeout", "4", *live)
+    code, report = report_from_here(str(folder), "--timeout", "4", *live)
     matching = [(stage, finding["level"]) for stage, finding in found_in(report) if fault.problem in finding["problem"]]
     assert matching, found_in(report)
     assert matching[0] == (fault.stage, fault.level)
@@ -364,9 +373,70 @@ def test_given_actions_are_used_and_must_fit(folder: Path) -> None:
         (["echo", "--action", "number=7"], "Quote it: --action"),
         (["echo", "--action", "[1]"], "is no JSON object"),
         ([], "Missing argument"),
+        (["chess"], "'chess' is neither a shipped environment"),
+        (["./no-such-folder"], "`envhive init NAME` makes a folder"),
+        (["no_such_module.game:Game", "--json"], "Go to the folder that it is in, or install it."),
     ],
 )
 def test_a_command_that_is_not_understood_is_said(arguments: list[str], said: str) -> None:
     done = validate(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("target", ["chess", "./no-such-folder", "no_such_module:Game"])
+def test_an_unknown_target_is_one_line(target: str) -> None:
+    assert len(validate(target).stderr.strip().splitlines()) == 1
+
+
+BOARD = """
+from envhive import Action, Environment, Observation, State
+
+
+class Move(Action):
+    square: int
+
+
+class Board(Observation):
+    legal_actions: list[int] = []
+
+
+class Game(Environment[Move, Board, State]):
+    \"\"\"Nine squares, of which the middle ones come last.\"\"\"
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        super().__init__()
+        self.free = []
+        self._state = State()
+
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        self.free = [8, 6, 2, 5, 3, 1]
+        self._state = State(episode_id=episode_id, step_count=0)
+        return Board(legal_actions=list(self.free))
+
+    def step(self, action, timeout_s=None, **kwargs):
+        if action.square not in self.free:
+            raise ValueError(f"{action.square} is not legal: {self.free} are")
+        self.free.remove(action.square)
+        self._state.step_count += 1
+        return Board(legal_actions=list(self.free), reward=0.0, done=not self.free)
+
+    @property
+    def state(self):
+        return self._state
+"""
+
+
+def test_a_game_is_played_with_legal_actions(tmp_path: Path) -> None:
+    (tmp_path / "board.py").write_text(BOARD)
+    command = [ENVHIVE, "validate", "board:Game", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=plain_environ(), capture_output=True, text=True, timeout=120)
+    report = json.loads(done.stdout)
+    assert found_in(report) == []
+    assert {"an episode runs", "it can be used over HTTP alone"} <= set(report["stages"]["live"]["passed"])
+    command += ["--action", '{"square": 0}', "--no-live"]
+    done = subprocess.run(command, cwd=tmp_path, env=plain_environ(), capture_output=True, text=True, timeout=120)
+    assert "0 is not legal" in done.stdout  # what a person gives is taken as it is

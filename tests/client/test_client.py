@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -19,7 +18,7 @@ from typing import Any, Final, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from envhive import ConcurrencyConfig, EnvClient, GenericEnvClient, State, StepResult
+from envhive import ConcurrencyConfig, EnvClient, GenericEnvClient, MCPToolClient, State, StepResult
 from envhive.errors import (
     ConnectError,
     ConnectionLostError,
@@ -76,24 +75,6 @@ def play_once(action: Any) -> dict[str, Any]:
 
     with serving(repeating(), "fast") as server:
         return asyncio.run(go(server.url))
-
-
-@pytest.fixture
-def env() -> type[Counting]:
-    return counting()
-
-
-@pytest.fixture
-def server(env: type[Counting]) -> Iterator[Running]:
-    with serving(env, "fast") as server:
-        yield server
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.open()
 
 
 # Connecting.
@@ -196,6 +177,17 @@ def test_a_plain_with_is_a_type_error_that_says_what_to_do() -> None:
     expected = pytest.raises(TypeError, match=r"CountingClient.*`async with`.*`with client\.sync\(\) as env`")
     with expected, CountingClient("http://127.0.0.1:1"):
         pass
+
+
+@pytest.mark.parametrize("client_cls", [EnvClient, GenericEnvClient, MCPToolClient])
+@pytest.mark.parametrize("mode", ["simulation", "Production", None])
+def test_a_mode_may_be_said_as_openenvs_clients_take_it(client_cls: Any, mode: str | None) -> None:
+    assert client_cls(base_url="http://localhost:8000", mode=mode).base_url == "http://localhost:8000"
+
+
+def test_a_mode_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode must be simulation or production, not 'party'"):
+        GenericEnvClient("http://localhost:8000", mode="party")
 
 
 def test_the_base_url_is_what_was_given() -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -18,29 +17,11 @@ import pytest
 from envhive import EnvClient, GenericEnvClient, State, SyncEnvClient
 from envhive.errors import ConnectError, ConnectionLostError, ExecutionError, InvalidMessageError, RequestTimeoutError
 from tests.client.gates import LAYER_1, Gate, ServerProcess
-from tests.support.envs import Counting, Move, Seen, async_counting, counting
+from tests.support.envs import Counting, Move, Seen, async_counting
 from tests.support.servers import Running, eventually, serving
 
 
 class CountingClient(EnvClient[Move, Seen, State]): ...
-
-
-@pytest.fixture
-def env() -> type[Counting]:
-    return counting()
-
-
-@pytest.fixture
-def server(env: type[Counting]) -> Iterator[Running]:
-    with serving(env, "fast") as server:
-        yield server
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.open()
 
 
 # The same client without await.

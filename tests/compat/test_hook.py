@@ -68,16 +68,39 @@ COUNTED = {
     "openenv.core.env_server.serialization": "serialize_observation",
     "openenv_core.env_client": "EnvClient",
     "openenv.core.rubrics.base": "Rubric",
+    "openenv.core.llm_client": "create_llm_client LLMClient",
     "core.env_server": "create_app Environment",
     "openenv.core.rubrics.trajectory": "ExponentialDiscountingTrajectoryRubric",
     "openenv.core.rubrics": "Rubric",
     "openenv.core.containers.runtime.providers": "LocalDockerProvider",
     "openenv_core": "HTTPEnvClient",
     "openenv.core.env_server.base_transforms": "CompositeTransform",
+    "openenv.core.tools.git_server_client": "GitServerClient",
     "core.client_types": "StepResult",
     "core.env_client": "EnvClient",
     "core.env_server.http_server": "create_app",
     "core.env_server.interfaces": "Environment",
+    "openenv": "core",
+}
+
+# What OpenEnv 0.10.0 offers in `__all__`, besides.
+OFFERED = {
+    "openenv.core": "AnthropicClient GenericAction LLMResponse MCPClientBase MCPToolClient OpenAIClient SyncEnvClient "
+    "ToolCall",
+    "openenv.core.env_server": "Transform TaskProvider Message ModelTokenizer SchemaResponse HealthResponse "
+    "ListTasksRequest NumTasksRequest GetTaskRequest GetTaskRangeRequest HealthStatus ServerMode WSErrorCode "
+    "BaseMessage WSIncomingMessage WSResetMessage WSStepMessage WSStateMessage WSCloseMessage WSObservationResponse "
+    "WSStateResponse WSErrorResponse ConcurrencyConfig ServerCapacityStatus SessionInfo OpenEnvError "
+    "ConcurrencyConfigurationError SessionCapacityError SessionNotFoundError SessionCreationError "
+    "EnvironmentFactoryError CompositeTransform NullTransform HTTPEnvServer create_web_interface_app "
+    "WebInterfaceManager deserialize_action deserialize_action_with_preprocessing serialize_observation "
+    "GetEndpointConfig Tool ToolError ToolErrorType ListToolsAction CallToolAction ListToolsObservation "
+    "CallToolObservation WSMCPMessage WSMCPResponse RESERVED_TOOL_NAMES MCPEnvironment JsonRpcErrorCode JsonRpcError "
+    "JsonRpcRequest JsonRpcResponse McpMethod",
+    "openenv.core.tools": "PyExecutor GitServerClient RepoInfo",
+    "openenv.core.tools.local_python_executor": "PyExecutor CodeExecResult",
+    "openenv.core.env_server.web_interface": "ActionLog EpisodeState WebInterfaceManager",
+    "openenv": "GenericEnvClient GenericAction SyncEnvClient",
 }
 
 
@@ -85,6 +108,12 @@ COUNTED = {
 def test_what_real_environments_import_is_there(hook: None, module: str) -> None:
     found = run(f"from {module} import {', '.join(COUNTED[module].split())}")
     assert all(found[name] is not None for name in COUNTED[module].split())
+
+
+@pytest.mark.parametrize("module", OFFERED)
+def test_what_openenv_offers_is_there(hook: None, module: str) -> None:
+    run(f"from {module} import {', '.join(OFFERED[module].split())}")
+    assert set(OFFERED[module].split()) <= set(importlib.import_module(module).__all__)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -145,8 +174,7 @@ def test_importing_types_loads_no_web_framework() -> None:
         ("from openenv.core import Nonsense", "openenv.core", "Nonsense"),
         ("import openenv.core.nonsense", "openenv.core", "nonsense"),
         ("from openenv_core.nonsense import x", "openenv_core", "nonsense"),
-        ("from openenv.core import LLMClient", "openenv.core", "LLMClient"),
-        ("import openenv.core.llm_client", "openenv.core", "llm_client"),
+        ("import openenv.core.evals", "openenv.core", "evals"),
         ("from openenv import AutoEnv", "openenv", "AutoEnv"),
         ("import core.nonsense", "core", "nonsense"),
     ],
@@ -160,7 +188,7 @@ def test_a_name_that_is_not_mapped_is_told(hook: None, statement: str, where: st
 
 def test_asking_whether_a_name_is_there_is_answered(hook: None) -> None:
     module = importlib.import_module("openenv.core")
-    assert not hasattr(module, "LLMClient")
+    assert hasattr(module, "LLMClient")
     assert not hasattr(module, "nonsense")
     assert not hasattr(module, "__wrapped__")
 
@@ -170,8 +198,10 @@ def test_a_folder_that_needs_such_a_name_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "openenv.yaml").write_text("app: theirs:app\n")
-    (tmp_path / "theirs.py").write_text("from openenv.core.tools import PyExecutor\n")
-    with pytest.raises(TargetError, match=r"theirs cannot be loaded\. EnvHive stands in .* no 'tools' in it") as caught:
+    (tmp_path / "theirs.py").write_text("from openenv.core.harness import Harness\n")
+    with pytest.raises(
+        TargetError, match=r"theirs cannot be loaded\. EnvHive stands in .* no 'harness' in it"
+    ) as caught:
         load_target(str(tmp_path))
     assert len(str(caught.value).splitlines()) == 1
 
@@ -208,15 +238,14 @@ def test_an_installed_openenv_is_used_only_for_what_is_not_replaced(hook: None, 
     write_package(tmp_path / "openenv")
     write_package(
         tmp_path / "openenv" / "core",
-        llm_client="from .env_server.types import Action\nfrom openenv.core import State\nclass LLMClient: ...\n",
+        evals="from .env_server.types import Action\nfrom openenv.core import State\n",
         client_types="raise AssertionError('the real one was loaded')\n",
     )
     sys.path.insert(0, str(tmp_path))
     importlib.invalidate_caches()
-    client = importlib.import_module("openenv.core.llm_client")
-    assert client.Action is envhive.Action
-    assert client.State is envhive.State
-    assert importlib.import_module("openenv.core").LLMClient is client.LLMClient
+    evals = importlib.import_module("openenv.core.evals")
+    assert evals.Action is envhive.Action
+    assert evals.State is envhive.State
     assert importlib.import_module("openenv.core.client_types").StepResult is envhive.StepResult
     with pytest.raises(ModuleNotFoundError, match="Nor does the openenv that is installed here"):
         importlib.import_module("openenv.core.nonsense")

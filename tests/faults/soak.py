@@ -161,7 +161,7 @@ def soak(server: ServerProcess, minutes: float, seed: int) -> int:
     after = settled(server, processes)
     print("\n| what | threads | processes | descriptors | memory, MB | requests |\n|---|---|---|---|---|---|")
     print(row(f"soak of {minutes:g} min: {sum(done.values())} faults", before, after, players.tally))
-    wrong = after.excess_over(before, descriptors=NURSERIES, memory=MEMORY)
+    wrong = after.excess_over(before, descriptors=NURSERIES, own_memory=MEMORY)
     wrong += [] if after.processes == processes else [f"processes: {processes} → {after.processes}"]
     wrong += [] if players.failure is None else [f"a client failed: {players.failure!r}"]
     print("\n".join(("left behind:", *wrong)) if wrong else "Nothing is left behind.")

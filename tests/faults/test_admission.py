@@ -13,7 +13,7 @@ from envhive import GenericEnvClient
 from envhive.errors import SessionCapacityError
 from tests.support.envs import async_counting, counting
 from tests.support.processes import envhive_serve
-from tests.support.servers import Lane, eventually, receive, reset, serving
+from tests.support.servers import Lane, eventually, receive, reset, serving, serving_one
 
 BOTH_LANES = pytest.mark.parametrize("lane", ["fast", "asgi"])
 LAYER_2: list[Any] = ["envhive.v1"]
@@ -59,14 +59,11 @@ def test_newcomers_are_told_their_place_and_served_in_order(lane: Lane) -> None:
 
 @BOTH_LANES
 def test_a_plain_client_just_waits_for_its_first_reply(lane: Lane) -> None:
-    full = serving(counting(), lane, config={"admission_timeout": 30.0}, max_concurrent_envs=1)
-    with full as server, server.connect() as first:
-        reset(first)
-        with server.connect() as second:
-            second.send('{"type":"reset","data":{"seed":5}}')
-            eventually(lambda: len(server.server.hive.line or ()) == 1)
-            first.close()
-            assert receive(second)["data"]["observation"]["total"] == 5
+    with serving_one(lane, admission_timeout=30.0) as (server, first), server.connect() as second:
+        second.send('{"type":"reset","data":{"seed":5}}')
+        eventually(lambda: len(server.server.hive.line or ()) == 1)
+        first.close()
+        assert receive(second)["data"]["observation"]["total"] == 5
 
 
 @BOTH_LANES
@@ -92,9 +89,7 @@ def test_who_waits_too_long_is_turned_away(lane: Lane) -> None:
         with pytest.raises(SessionCapacityError, match="1 of 1"):
             await GenericEnvClient(url).reset()
 
-    full = serving(counting(), lane, config={"admission_timeout": 0.2}, max_concurrent_envs=1)
-    with full as server, server.connect() as first:
-        reset(first)
+    with serving_one(lane, admission_timeout=0.2) as (server, _):
         asyncio.run(wait(server.url))
         assert len(server.server.hive.line or ()) == 0
 
@@ -112,10 +107,8 @@ def test_an_http_call_waits_in_the_same_line() -> None:
         first.close()
         assert await calling == 200
 
-    with serving(counting(), "fast", config={"admission_timeout": 30.0}, max_concurrent_envs=1) as server:
-        with server.connect() as first:
-            reset(first)
-            asyncio.run(both(server, first))
+    with serving_one("fast", admission_timeout=30.0) as (server, first):
+        asyncio.run(both(server, first))
         server.wait_until_empty()
 
 

@@ -15,34 +15,11 @@ import pytest
 
 from envhive import GenericEnvClient
 from envhive.errors import ConnectionLostError, SessionError, StepTimeoutError
-from tests.support.envs import Counting, Move, Seen, async_counting, counting
+from tests.support.envs import Counting, Hanging, Move, Seen, async_counting, counting
 from tests.support.servers import Lane, Running, ask, eventually, receive, reset, serving, step
 
 BOTH_LANES = pytest.mark.parametrize("lane", ["fast", "asgi"])
 LAYER_2: list[Any] = ["envhive.v1"]
-
-
-class Hanging:
-    """An environment whose `do="hang"` steps hang on their thread until they are released."""
-
-    def __init__(self) -> None:
-        self.released = threading.Event()
-        self.hanging = threading.Semaphore(0)
-
-        def step(env: Counting, action: Move, timeout_s: float | None = None, **kwargs: Any) -> Seen:
-            if action.do == "hang":
-                self.hanging.release()
-                assert self.released.wait(60)
-            return Counting.step(env, action, timeout_s, **kwargs)
-
-        self.env = counting(step=step)
-
-
-@pytest.fixture
-def hanging() -> Any:
-    made = Hanging()
-    yield made
-    made.released.set()
 
 
 def stuck(server: Running) -> int:

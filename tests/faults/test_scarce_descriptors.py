@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -21,34 +19,10 @@ ROOT: Final = Path(__file__).parents[2]
 FILES: Final = 64
 
 
-class Player:
-    """A plain client with a session."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._total = 0
-        self._frames = raw.Frames(sock)
-        sock.settimeout(20)
-
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        self._sock.sendall(raw.frame(json.dumps(message).encode()))
-        reply: dict[str, Any] = json.loads(self._frames.read_text())
-        return reply
-
-    def step(self) -> None:
-        reply = self.ask({"type": "step", "data": {"do": "add", "by": 1}})
-        self._total += 1
-        assert reply["data"]["observation"]["total"] == self._total
-
-    def close(self) -> None:
-        self._sock.close()
-        self._frames.__exit__()
-
-
-def came_in(port: int, stack: ExitStack, tally: Tally) -> Player | None:
+def came_in(port: int, stack: ExitStack, tally: Tally) -> raw.Player | None:
     """A client with a session, if it gets one; else how it was refused is noted."""
     try:
-        player = Player(raw.upgraded(port, timeout=1))
+        player = raw.Player(raw.upgraded(port, timeout=1))
     except OSError as error:
         tally.failed("waited" if isinstance(error, TimeoutError) else "hung up on")
         return None
@@ -89,7 +63,7 @@ def crowd_in(server: ServerProcess) -> Counter[str]:
     """Come with more clients than there can be, step with those who came in, and leave."""
     tally = Tally()
     with ExitStack() as stack:
-        players: list[Player] = []
+        players: list[raw.Player] = []
         turned_away = 0
         while turned_away < 12:
             player = came_in(server.port, stack, tally)
@@ -98,7 +72,8 @@ def crowd_in(server: ServerProcess) -> Counter[str]:
             else:
                 players.append(player)
             assert len(players) < 3 * FILES, "the limit was never reached"
-        for player in players * 3:
-            player.step()
-            tally.answered()
+        for number in (1, 2, 3):
+            for player in players:
+                assert player.add() == number
+                tally.answered()
     return tally.counts

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -78,61 +78,74 @@ class Neighbour:
         tally.answered(self.steps)
 
 
-def send_until_it_is_full(sock: socket.socket, request: bytes) -> tuple[int, bytes]:
-    """Send requests and read nothing. Returns how many are on their way, and the rest of the last one."""
-    sock.setblocking(False)
-    sent, rest, last_progress = 0, b"", time.monotonic()
+class Clogged:
+    """A peer that sends requests and reads nothing: how many are on their way, and the rest of the last one."""
+
+    def __init__(self, port: int) -> None:
+        self.sock = raw.upgraded(port)
+        self.sock.setblocking(False)
+        self.sent = 0
+        self.rest = b""
+
+    def send_more(self) -> bool:
+        """Send what can be sent; whether that was anything."""
+        before = self.sent, self.rest
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                if not self.rest:
+                    self.sent, self.rest = self.sent + 1, REQUEST
+                self.rest = self.rest[self.sock.send(self.rest) :]
+        return (self.sent, self.rest) != before
+
+
+def clog(port: int, count: int) -> list[Clogged]:
+    """So many peers that send and do not read, until none of them can send any more."""
+    peers = [Clogged(port) for _ in range(count)]
+    last_progress = time.monotonic()
     while time.monotonic() - last_progress < 0.5:
-        if not rest:
-            sent, rest = sent + 1, request
-        try:
-            rest = rest[sock.send(rest) :]
+        could_send = [peer.send_more() for peer in peers]
+        if any(could_send):
             last_progress = time.monotonic()
-        except BlockingIOError:
-            time.sleep(0.01)
-    sock.settimeout(20)
-    return sent, rest
-
-
-def clog(port: int, count: int) -> list[tuple[socket.socket, int, bytes]]:
-    """So many peers that send and do not read: each with what it has sent, and the rest of its last request."""
-    readers = [raw.upgraded(port) for _ in range(count)]
-    return [(sock, *send_until_it_is_full(sock, REQUEST)) for sock in readers]
+        time.sleep(0.01)
+    for peer in peers:
+        peer.sock.settimeout(20)
+    return peers
 
 
 def test_peers_that_do_not_read_cost_little_memory_and_nobody_else_anything(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
-        fresh = Belongings.of(server).memory
-        for sock, _, _ in clog(server.port, 5):
-            raw.hang_up(sock)  # the allocator keeps what was once needed, and uses it again
+        fresh = Belongings.of(server).own_memory
+        for peer in clog(server.port, 5):
+            raw.hang_up(peer.sock)  # the allocator keeps what was once needed, and uses it again
         neighbour = Neighbour(server.url)
         with nothing_left_behind(server, "5 slow readers") as tally, neighbour.playing(tally):
             readers = clog(server.port, 5)
-            assert sum(count for _, count, _ in readers) * ANSWER > 10 * MEGABYTE, "it was never really full"
-            assert Belongings.of(server).memory - fresh < len(readers) * MOST_EACH
+            assert sum(reader.sent for reader in readers) * ANSWER > 10 * MEGABYTE, "it was never really full"
+            assert Belongings.of(server).own_memory - fresh < len(readers) * MOST_EACH
             began = neighbour.steps
             eventually(lambda: neighbour.steps > began + 50)
             assert neighbour.slowest < 2
-            for sock, count, rest in readers:
-                sender = threading.Thread(target=sock.sendall, args=(rest + raw.frame(b'{"type":"state"}'),))
+            for reader in readers:
+                rest = reader.rest + raw.frame(b'{"type":"state"}')
+                sender = threading.Thread(target=reader.sock.sendall, args=(rest,))
                 sender.start()  # it can go when replies are read
-                with raw.Frames(sock) as frames:
-                    for _ in range(count):
+                with raw.Frames(reader.sock) as frames:
+                    for _ in range(reader.sent):
                         assert len(json.loads(frames.read_text())["data"]["observation"]["found"]) == ANSWER
                     assert json.loads(frames.read_text())["type"] == "state", "there were more replies than requests"
                 sender.join()
-                tally.answered(count + 1)
-                raw.hang_up(sock)
+                tally.answered(reader.sent + 1)
+                raw.hang_up(reader.sock)
 
 
 def test_a_peer_that_never_reads_is_given_up(tmp_path: Path) -> None:
     with (
         serving(tmp_path, "--ping-interval", "0.5", "--ping-timeout", "1") as server,
         nothing_left_behind(server, "a reader that never reads"),
-        raw.upgraded(server.port) as sock,
     ):
-        send_until_it_is_full(sock, REQUEST)
+        (peer,) = clog(server.port, 1)
         eventually(lambda: server.health()["active_sessions"] == 0)
+        raw.hang_up(peer.sock)
 
 
 async def a_byte_at_a_time(port: int, data: bytes, pause_s: float) -> tuple[asyncio.StreamReader, Any]:

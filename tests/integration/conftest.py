@@ -10,10 +10,8 @@ import http.client
 import itertools
 import json
 import os
-import random
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -25,11 +23,13 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.processes import free_port
+
 PEERS: Final = (("openenv", "0.10.0"), ("openenv-core", "0.3.0"))
 SCRIPTS: Final = Path(__file__).parent / "peers"
 CACHE: Final = Path(os.environ.get("ENVHIVE_PEER_CACHE") or Path(__file__).parents[2] / ".cache" / "peers")
 
-START_S: Final = 60.0
+START_S: Final = 120.0
 """A peer takes 4 s to import on an idle machine, and machines are not always idle."""
 STOP_S: Final = 10.0
 INSTALL_S: Final = 1200.0
@@ -153,15 +153,6 @@ def stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    """A port below those that outgoing connections are given, so that none of them takes it before the server does."""
-    while True:
-        port = random.randint(20_000, 30_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
 
 
 def wait_until_healthy(process: subprocess.Popen[str], port: int, log: Path) -> None:

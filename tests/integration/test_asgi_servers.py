@@ -13,7 +13,7 @@ from websockets.sync.client import connect
 
 from envhive import GenericEnvClient
 from envhive.errors import InvalidMessageError, SessionCapacityError
-from tests.support.processes import ServerProcess, free_port, plain_environ
+from tests.support.processes import ServerProcess, end, free_port, plain_environ
 from tests.support.servers import eventually
 
 pytestmark = pytest.mark.integration
@@ -38,17 +38,12 @@ def served_by(name: str, folder: str) -> Iterator[ServerProcess]:
     process = subprocess.Popen(
         command, cwd=folder, env=plain_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    server = ServerProcess(process, port, ())
+    server = ServerProcess(process, port)
     try:
         server.wait_until_healthy()
         yield server
     finally:
-        process.terminate()
-        try:
-            process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        end(process)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

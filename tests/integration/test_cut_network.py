@@ -36,8 +36,8 @@ def run(*command: str) -> None:
 
 
 @contextmanager
-def two_hosts() -> Iterator[tuple[list[str], list[str], str]]:
-    """Two hosts of our own, joined by a cable; yields how to run a command on each, and the far end of the cable."""
+def two_hosts() -> Iterator[tuple[str, list[str], str]]:
+    """Two hosts of our own, joined by a cable: the name of one, how to run a command on the other, and its end."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("network namespaces need root and iproute2")
     name = uuid4().hex[:6]
@@ -56,7 +56,7 @@ def two_hosts() -> Iterator[tuple[list[str], list[str], str]]:
                 for at, end, host in ((one, "eth0", SERVER_HOST), (other, device, address)):
                     run("ip", "-n", at, "addr", "add", f"{host}/24", "dev", end)
                     run("ip", "-n", at, "link", "set", end, "up")
-        yield ["ip", "netns", "exec", one], ["ip", "netns", "exec", other], cable
+        yield one, ["ip", "netns", "exec", other], cable
     finally:
         for space in made:
             run("ip", "netns", "delete", space)
@@ -65,7 +65,7 @@ def two_hosts() -> Iterator[tuple[list[str], list[str], str]]:
 def test_a_peer_whose_network_is_cut_gives_its_slot_back_within_the_configured_time() -> None:
     with two_hosts() as (at_server, at_client, cable):
         options = ("echo", "--max-sessions", "1", "--ping-interval", "0.5", "--ping-timeout", "1")
-        with envhive_serve(*options, host="0.0.0.0", prefix=at_server) as server:
+        with envhive_serve(*options, host="0.0.0.0", namespace=at_server) as server:
             address = f"ws://{SERVER_HOST}:{server.port}/ws"
             client = subprocess.Popen([*at_client, sys.executable, "-c", CLIENT, address], stdout=subprocess.PIPE)
             try:

@@ -186,19 +186,24 @@ def test_a_call_can_be_taken_back(shed: Logged, connect: Connect, tmp_path: Path
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_coroutine_that_is_taken_back_stops(connect: Connect, tmp_path: Path, isolation: str) -> None:
-    async def scenario(url: str) -> None:
-        async with connect(url) as agent:
+@pytest.fixture(scope="module", params=["thread", "process"])
+def async_shed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+    options = ("--isolation", request.param)
+    with serve_shed(tmp_path_factory.mktemp("shed"), *options, target="tests.support.tools:AsyncShed") as server:
+        yield server
+
+
+def test_a_coroutine_that_is_taken_back_stops(async_shed: Logged, connect: Connect, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connect(async_shed.url) as agent:
             call = asyncio.ensure_future(agent.call("rest", folder=str(tmp_path)))
             await asyncio.to_thread(eventually, (tmp_path / "begun").exists)
             call.cancel()
             await asyncio.to_thread(eventually, (tmp_path / "cancelled").exists)
             assert await agent.call("add") == 1
 
-    with serve_shed(tmp_path, "--isolation", isolation, target="tests.support.tools:AsyncShed") as server:
-        asyncio.run(scenario(server.url))
-        assert "ERROR" not in server.log()
+    asyncio.run(scenario())
+    assert "ERROR" not in async_shed.log()
 
 
 def test_a_tool_that_holds_its_thread_holds_up_nobody_else(shed: Logged, connect: Connect, tmp_path: Path) -> None:
@@ -452,32 +457,34 @@ def test_a_request_of_an_unknown_version_is_refused(shed: Logged) -> None:
 # Who may.
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_tokens_session_is_nobody_elses(workers: str, tmp_path: Path) -> None:
-    options = ("--workers", workers, "--token", "ann:a-secret-of-ann", "--token", "bob:a-secret-of-bob:1")
-    with serve_shed(tmp_path, *options) as server:
-        assert initialize(server)[0] == 401
-        session = open_session(server, "a-secret-of-ann")
-        assert session.call("add", by=3) == 3
-        stolen = RawSession(server, session.id, "a-secret-of-bob")
-        for _ in range(4):  # on connections of their own, so that both workers are asked
-            status, reply = stolen.ask("tools/call", {"name": "add"})
-            assert (status, reply["error"]["data"]) == (404, {"code": "SESSION_NOT_FOUND"})
-            assert stolen.end() == 404
-        assert session.call("add", by=3) == 6
-        own = open_session(server, "a-secret-of-bob")
-        assert initialize(server, "a-secret-of-bob")[0] == 503  # his quota
-        assert (own.end(), session.end()) == (204, 204)
+@pytest.fixture(scope="module", params=["1", "2"])
+def locked_shed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+    options = ("--workers", request.param, "--token", "ann:a-secret-of-ann", "--token", "bob:a-secret-of-bob:1")
+    with serve_shed(tmp_path_factory.mktemp("shed"), *options) as server:
+        yield server
 
 
-@pytest.mark.parametrize("name", list(OVER_HTTP))
-def test_clients_show_their_token(name: str, tmp_path: Path) -> None:
-    async def scenario(url: str) -> None:
-        async with OVER_HTTP[name](url, "a-secret-of-ann") as agent:
+def test_a_tokens_session_is_nobody_elses(locked_shed: Logged) -> None:
+    assert initialize(locked_shed)[0] == 401
+    session = open_session(locked_shed, "a-secret-of-ann")
+    assert session.call("add", by=3) == 3
+    stolen = RawSession(locked_shed, session.id, "a-secret-of-bob")
+    for _ in range(4):  # on connections of their own, so that both workers are asked
+        status, reply = stolen.ask("tools/call", {"name": "add"})
+        assert (status, reply["error"]["data"]) == (404, {"code": "SESSION_NOT_FOUND"})
+        assert stolen.end() == 404
+    assert session.call("add", by=3) == 6
+    own = open_session(locked_shed, "a-secret-of-bob")
+    assert initialize(locked_shed, "a-secret-of-bob")[0] == 503  # his quota
+    assert (own.end(), session.end()) == (204, 204)
+
+
+def test_clients_show_their_token(locked_shed: Logged, connect: Connect) -> None:
+    async def scenario() -> None:
+        async with connect(locked_shed.url, "a-secret-of-ann") as agent:
             assert await agent.call("add") == 1
 
-    with serve_shed(tmp_path, "--token", "ann:a-secret-of-ann") as server:
-        asyncio.run(scenario(server.url))
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -490,31 +497,44 @@ def test_an_idle_session_expires_and_its_client_is_told_so(workers: str, tmp_pat
         assert initialize(server)[0] == 200  # and the place is free
 
 
-def test_in_production_agents_have_tools_and_nothing_else(tmp_path: Path, connect: Connect) -> None:
-    async def scenario(url: str) -> None:
-        async with connect(url) as agent:
+@pytest.fixture(scope="module")
+def production_shed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+    with serve_shed(tmp_path_factory.mktemp("shed"), "--mode", "production") as server:
+        yield server
+
+
+def test_in_production_agents_have_tools(production_shed: Logged, connect: Connect) -> None:
+    async def scenario() -> None:
+        async with connect(production_shed.url) as agent:
             assert await agent.tools() == TOOLS - {"rehearse"} | {"ship"}
             assert await agent.call("ship") == "shipped"
 
-    def status_of(server: Logged, path: str) -> int:
-        try:
-            with urllib.request.urlopen(f"{server.url}{path}", timeout=10) as reply:
-                status: int = reply.status
-                return status
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
-
-    with serve_shed(tmp_path, "--mode", "production") as server:
-        asyncio.run(scenario(server.url))
-        assert [status_of(server, path) for path in ("/health", "/schema", "/metadata")] == [200] * 3
-        assert [status_of(server, path) for path in ("/reset", "/step", "/state")] == [404] * 3
+    asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_any_environments_step_can_be_exposed(workers: str, tmp_path: Path, connect: Connect) -> None:
-    async def scenario(url: str) -> None:
-        async with connect(url) as agent:
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("/health", 200), ("/schema", 200), ("/metadata", 200), ("/reset", 404), ("/step", 404), ("/state", 404)],
+)
+def test_in_production_there_is_nothing_else(production_shed: Logged, path: str, expected: int) -> None:
+    try:
+        with urllib.request.urlopen(f"{production_shed.url}{path}", timeout=10) as reply:
+            assert reply.status == expected
+    except urllib.error.HTTPError as error:
+        with error:
+            assert error.code == expected
+
+
+@pytest.fixture(scope="module", params=["1", "2"])
+def exposed_echo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+    options = ("--workers", request.param, "--expose-step")
+    with serve_shed(tmp_path_factory.mktemp("echo"), *options, target="echo") as server:
+        yield server
+
+
+def test_any_environments_step_can_be_exposed(exposed_echo: Logged, connect: Connect) -> None:
+    async def scenario() -> None:
+        async with connect(exposed_echo.url) as agent:
             assert await agent.tools() == {"act"}
             seen = await agent.call("act", message="hello")
             assert seen["observation"]["echoed_message"] == "hello"
@@ -523,5 +543,4 @@ def test_any_environments_step_can_be_exposed(workers: str, tmp_path: Path, conn
             with pytest.raises(RefusedError):
                 await agent.call("reset")
 
-    with serve_shed(tmp_path, "--workers", workers, "--expose-step", target="echo") as server:
-        asyncio.run(scenario(server.url))
+    asyncio.run(scenario())

@@ -15,7 +15,11 @@ from envhive.bench import procfs
 from tests.support.agents import OVER_HTTP, Agent, CallFailedError, Progress
 from tests.support.processes import ServerProcess, envhive_serve
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(not procfs.available(), reason="needs /proc")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.alone,
+    pytest.mark.skipif(not procfs.available(), reason="needs /proc"),
+]
 
 ROOT = Path(__file__).parents[2]
 CALLS = 1000

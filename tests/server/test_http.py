@@ -215,3 +215,10 @@ def test_the_test_client_needs_no_lifespan(env: type[Counting]) -> None:
         with client.websocket_connect("/ws") as ws:
             ws.send_json({"type": "reset"})
             assert ws.receive_json()["type"] == "observation"
+
+
+def test_a_server_says_whether_its_environment_may_run_many_times_at_once(env: type[Counting]) -> None:
+    alone = type("Alone", (env,), {"SUPPORTS_CONCURRENT_SESSIONS": False})
+    assert HTTPEnvServer(env, Move, Seen).is_concurrency_safe
+    assert HTTPEnvServer(lambda: env(), Move, Seen).is_concurrency_safe
+    assert not HTTPEnvServer(alone, Move, Seen).is_concurrency_safe

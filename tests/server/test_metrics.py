@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import urllib.error
 import urllib.request
 from typing import Any
@@ -18,9 +17,9 @@ from envhive.errors import EnvironmentCrashedError
 from envhive.server.auth import Tokens
 from envhive.server.metrics import OUTCOMES, TIMED_STEPS, gate_refusals
 from tests.server.test_processes import do, hive_for, opened, run
-from tests.support.envs import Counting, Move, Seen, async_counting, counting
+from tests.support.envs import Counting, Hanging, async_counting, counting
 from tests.support.metrics import Scrape, get, scrape
-from tests.support.servers import Lane, Running, ask, eventually, receive, reset, serving, step
+from tests.support.servers import Lane, Running, ask, eventually, receive, reset, serving, serving_one, step
 from tests.support.wild import Wild
 
 BOTH_LANES = pytest.mark.parametrize("lane", ["fast", "asgi"])
@@ -161,31 +160,11 @@ def test_a_step_whose_client_leaves_is_abandoned() -> None:
         assert outcomes(scrape(server)) == {"abandoned": 1}
 
 
-class Hanging:
-    """An environment whose steps hang on their thread until they are released."""
-
-    def __init__(self) -> None:
-        self.released = threading.Event()
-
-        def step(env: Counting, action: Move, timeout_s: float | None = None, **kwargs: Any) -> Seen:
-            assert self.released.wait(60)
-            return Counting.step(env, action, timeout_s, **kwargs)
-
-        self.env = counting(step=step)
-
-
-@pytest.fixture
-def hanging() -> Any:
-    made = Hanging()
-    yield made
-    made.released.set()
-
-
 def test_a_step_that_takes_too_long_is_one_time_out_and_its_thread_is_stuck_until_it_ends(hanging: Hanging) -> None:
     with serving(hanging.env, "fast", config={"step_timeout": 0.1}) as server:
         with server.connect() as ws:
             reset(ws)
-            assert step(ws)["data"]["code"] == "STEP_TIMEOUT"
+            assert step(ws, do="hang")["data"]["code"] == "STEP_TIMEOUT"
         server.wait_until_empty()
         assert states(server) == {"stuck": 1}
         assert scrape(server).value("envhive_left_behind_total") == 1
@@ -225,8 +204,7 @@ def test_a_crash_is_counted_once_and_a_process_that_is_told_to_end_is_none() -> 
 
 @BOTH_LANES
 def test_a_full_servers_refusals_are_counted(lane: Lane) -> None:
-    with serving(counting(), lane, max_concurrent_envs=1) as server, server.connect() as first:
-        reset(first)
+    with serving_one(lane) as (server, _):
         with server.connect() as second:
             assert receive(second)["data"]["code"] == "CAPACITY_REACHED"
         found = scrape(server)
@@ -238,27 +216,22 @@ def test_a_full_servers_refusals_are_counted(lane: Lane) -> None:
 
 @BOTH_LANES
 def test_who_waits_in_line_is_counted_and_timed(lane: Lane) -> None:
-    full = serving(counting(), lane, config={"admission_timeout": 30.0}, max_concurrent_envs=1)
-    with full as server, server.connect() as first:
-        reset(first)
-        with server.connect() as second:
-            second.send('{"type":"reset"}')
-            eventually(lambda: scrape(server).value("envhive_admission_waiting") == 1)
-            first.close()
-            receive(second)
-            found = scrape(server)
-            assert found.value("envhive_admission_waiting") == 0
-            assert found.value("envhive_admission_wait_seconds_count") == 1
-            assert 0 < found.value("envhive_admission_wait_seconds_sum") < 30
-            assert found.value("envhive_refusals_total") == 0
-            assert found.value("envhive_admissions_total") == 2
+    with serving_one(lane, admission_timeout=30.0) as (server, first), server.connect() as second:
+        second.send('{"type":"reset"}')
+        eventually(lambda: scrape(server).value("envhive_admission_waiting") == 1)
+        first.close()
+        receive(second)
+        found = scrape(server)
+        assert found.value("envhive_admission_waiting") == 0
+        assert found.value("envhive_admission_wait_seconds_count") == 1
+        assert 0 < found.value("envhive_admission_wait_seconds_sum") < 30
+        assert found.value("envhive_refusals_total") == 0
+        assert found.value("envhive_admissions_total") == 2
 
 
 @BOTH_LANES
 def test_who_has_waited_for_too_long_is_a_refusal(lane: Lane) -> None:
-    full = serving(counting(), lane, config={"admission_timeout": 0.05}, max_concurrent_envs=1)
-    with full as server, server.connect() as first:
-        reset(first)
+    with serving_one(lane, admission_timeout=0.05) as (server, _):
         with server.connect() as second:
             assert reset(second)["data"]["code"] == "CAPACITY_REACHED"
         assert refusals(server, "admission_timeout") == 1

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from envhive.envs import SHIPPED, Shipped
 from envhive.errors import ConcurrencyConfigurationError, ConfigurationError, TargetError
 from envhive.server.config import forced
-from envhive.server.target import Target, load_target
+from envhive.server.target import Target, load_target, must_be_known
 
 MODELS = """
     from envhive import Action, Observation
@@ -282,7 +282,29 @@ def test_an_unknown_target_is_told_with_all_that_it_could_be(here: Path, target:
 @pytest.mark.parametrize("target", ["nowhere:app", "nowhere.at.all:app"])
 def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(here: Path, target: str) -> None:
     text = refusal(target)
-    assert text == f"There is no module {target.split(':')[0]!r} here ({here}) or among the installed ones."
+    assert f"There is no module {target.split(':')[0]!r} here ({here}) or among the installed ones." in text
+    assert "Go to the folder" in text
+
+
+@pytest.mark.parametrize("target", ["chess", "./nowhere", "nowhere.at.all:app"])
+def test_what_cannot_be_known_is_refused_before_anything_is_loaded(here: Path, target: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        must_be_known(target)
+    assert str(caught.value) == refusal(target)
+
+
+@pytest.mark.parametrize("target", ["echo", "dice:Whatever", "envhive.elsewhere:app", "dice_env"])
+def test_what_may_be_there_is_not_refused_by_its_name(here: Path, target: str) -> None:
+    write_dice_module(here)
+    (here / "dice_env").mkdir()
+    must_be_known(target)
+    assert "dice" not in sys.modules
+
+
+def test_a_syntax_error_is_told_with_its_place(here: Path) -> None:
+    write(here / "helper.py", "x = 1\ndef broken(:\n    pass\n")
+    write(here / "typo.py", "import helper\n")
+    assert refusal("typo:app") == f"{here / 'helper.py'}:2: invalid syntax: def broken(:"
 
 
 def test_a_module_below_one_that_is_no_package_is_told(here: Path) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from envhive.bench.procfs import memory, tree
@@ -38,6 +39,8 @@ class Belongings:
     descriptors: int
     memory: int
     """Bytes in memory, shared ones counted once."""
+    own_memory: int
+    """Those of them that are in no file. Whoever else runs this Python shares those, and changes everybody's part."""
     sessions: int
     listed: int
 
@@ -49,13 +52,14 @@ class Belongings:
             threads=sum(_entries(pid, "task") for pid in pids),
             descriptors=sum(_entries(pid, "fd") for pid in pids),
             memory=memory(pids),
+            own_memory=sum(map(_own_memory, pids)),
             sessions=server.health()["active_sessions"],
             listed=len(server.sessions()),
         )
 
     def excess_over(self, before: Belongings, **tolerances: int) -> list[str]:
         """What there is more of than before, beyond what is no leak."""
-        allowed = {"processes": 0, "threads": TOLERANCE, "descriptors": TOLERANCE, "memory": MEMORY_TOLERANCE}
+        allowed = {"processes": 0, "threads": TOLERANCE, "descriptors": TOLERANCE, "own_memory": MEMORY_TOLERANCE}
         allowed |= {"sessions": 0, "listed": 0, **tolerances}
         found = {name: (getattr(before, name), getattr(self, name)) for name in allowed}
         return [f"{name}: {was} → {now}" for name, (was, now) in found.items() if now > was + allowed[name]]
@@ -64,6 +68,13 @@ class Belongings:
 def _entries(pid: int, folder: str) -> int:
     with contextlib.suppress(OSError):  # it has just ended
         return len(os.listdir(f"/proc/{pid}/{folder}"))
+    return 0
+
+
+def _own_memory(pid: int) -> int:
+    with contextlib.suppress(OSError):  # it has just ended
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
     return 0
 
 

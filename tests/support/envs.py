@@ -138,3 +138,19 @@ def async_counting(**attributes: Any) -> type[Counting]:
         return Counting.step(self, action.model_copy(update={"seconds": 0.0}), timeout_s, **kwargs)
 
     return type("AsyncCountingEnvironment", (Counting,), {"reset": reset, "step": step, **attributes})
+
+
+class Hanging:
+    """An environment whose `do="hang"` steps hang on their thread until they are released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.hanging = threading.Semaphore(0)
+
+        def step(env: Counting, action: Move, timeout_s: float | None = None, **kwargs: Any) -> Seen:
+            if action.do == "hang":
+                self.hanging.release()
+                assert self.released.wait(60)
+            return Counting.step(env, action, timeout_s, **kwargs)
+
+        self.env = counting(step=step)

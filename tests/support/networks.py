@@ -36,35 +36,38 @@ _LARGEST_PACKET: Final = 65536
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
+def inside(namespace: str, function: Callable[[], T]) -> T:
+    """Call a function on a thread that is in a network namespace."""
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def there() -> None:
+        try:
+            with Path(f"/run/netns/{namespace}").open() as opened:
+                if _libc.setns(opened.fileno(), _CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), "this namespace cannot be entered")
+            outcome.append(function())
+        except BaseException as error:  # it is raised again where somebody can see it
+            failure.append(error)
+
+    thread = threading.Thread(target=there)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
 class Host:
     """A network namespace with one device, the end of a cable."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.address = address
-        self.prefix: Final = ("ip", "netns", "exec", name)
-        """What to put before a command that is to run there."""
 
     def run(self, function: Callable[[], T]) -> T:
-        """Call a function here, on a thread that is on this host: its sockets are."""
-        outcome: list[T] = []
-        failure: list[BaseException] = []
-
-        def there() -> None:
-            try:
-                with Path(f"/run/netns/{self.name}").open() as namespace:
-                    if _libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
-                        raise OSError(ctypes.get_errno(), "this namespace cannot be entered")
-                outcome.append(function())
-            except BaseException as error:  # it is raised again where somebody can see it
-                failure.append(error)
-
-        thread = threading.Thread(target=there)
-        thread.start()
-        thread.join()
-        if failure:
-            raise failure[0]
-        return outcome[0]
+        """Call a function here: its sockets are on this host."""
+        return inside(self.name, function)
 
     def plug_in(self, peer: str) -> int:
         """Give it a device and an address. Returns the descriptor from which its packets are read."""

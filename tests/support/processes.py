@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from tests.support.networks import inside
 
 ENVHIVE = str(Path(sys.executable).with_name("envhive"))
+_PORTS: Final = range(20_000, 23_000)
 
 
 class ServerProcess:
     """A running `envhive serve`."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, prefix: Sequence[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], port: int, namespace: str | None = None) -> None:
         self.process = process
         self.port = port
-        self._prefix = list(prefix)
+        self._namespace = namespace
 
     @property
     def url(self) -> str:
@@ -41,26 +46,20 @@ class ServerProcess:
 
     def get(self, path: str) -> Any:
         """What a path answers, asked from where the server is."""
-        if not self._prefix:
+
+        def ask() -> Any:
             with urllib.request.urlopen(f"{self.url}{path}", timeout=10) as answer:
                 return json.load(answer)
-        script = f"import urllib.request as u; print(u.urlopen('{self.url}{path}', timeout=5).read().decode())"
-        done = subprocess.run([*self._prefix, sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        return json.loads(done.stdout)
+
+        return ask() if self._namespace is None else inside(self._namespace, ask)
 
     def wait_until_healthy(self) -> None:
         deadline = time.monotonic() + 30
         while True:
             assert self.process.poll() is None, f"the server ended: {self.process.communicate()}"
             assert time.monotonic() < deadline, "the server did not come up"
-            if self._prefix:
-                try:
-                    self.health()
-                    return
-                except subprocess.CalledProcessError:
-                    continue
             try:
-                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
+                self.health()
                 return
             except OSError:  # refused, cut, or a worker that is still starting and has not answered yet
                 time.sleep(0.02)
@@ -73,10 +72,16 @@ def children_of(pid: int) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port below those that outgoing connections are given, so that none of them takes it before the server does.
+
+    Each process of a parallel run has a range of its own.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = random.randrange(_PORTS.start, _PORTS.stop) + worker % 4 * len(_PORTS)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 def plain_environ(**more: str) -> dict[str, str]:
@@ -91,7 +96,7 @@ def envhive_serve(
     *arguments: str,
     cwd: Path | None = None,
     host: str = "127.0.0.1",
-    prefix: Sequence[str] = (),
+    namespace: str | None = None,
     environ: dict[str, str] | None = None,
     stderr: Any = subprocess.PIPE,
     log: Path | None = None,
@@ -102,26 +107,41 @@ def envhive_serve(
     What it says goes to pipes that are read at its end, or to `log`: a pipe holds 64 kB, and then blocks the server.
     """
     port = free_port()
+    there = [] if namespace is None else ["ip", "netns", "exec", namespace]
     limits = [] if most_files is None else ["prlimit", f"--nofile={most_files}:{most_files}"]
     with ExitStack() as stack:
         output = subprocess.PIPE if log is None else stack.enter_context(log.open("a"))
         process = subprocess.Popen(
-            [*prefix, *limits, ENVHIVE, "serve", *arguments, "--host", host, "--port", str(port)],
+            [*there, *limits, ENVHIVE, "serve", *arguments, "--host", host, "--port", str(port)],
             cwd=cwd,
             env=plain_environ(**(environ or {})),
             stdout=output,
             stderr=output if log is not None else stderr,
             text=True,
         )
-    server = ServerProcess(process, port, prefix)
+    server = ServerProcess(process, port, namespace)
     try:
         server.wait_until_healthy()
         yield server
     finally:
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ask a process to end, and see to it that it does. On SIGTERM a server would wait for sessions that were left."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def refused(*arguments: str, **environ: str) -> str:
+    """What `envhive ARGUMENTS` says that are no good: one line, and nothing on standard output."""
+    done = subprocess.run(
+        [ENVHIVE, *arguments], env=plain_environ(**environ), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.strip().splitlines()) == 1
+    return done.stderr

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import socket
 import struct
-from typing import Final, Self
+from typing import Any, Final, Self
 
 TEXT: Final = 0x1
 CLOSE: Final = 0x8
+PING: Final = 0x9
+PONG: Final = 0xA
 _FINAL: Final = 0x80
 _MASKED: Final = 0x80
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -102,7 +105,43 @@ class Frames:
 
     def read_text(self) -> bytes:
         """The next text frame; pings and the like in between are passed over."""
+        return self._next(TEXT)
+
+    def read_ping(self) -> bytes:
+        """The next ping; what comes before it is passed over."""
+        return self._next(PING)
+
+    def _next(self, opcode: int) -> bytes:
         while (found := self.read()) is not None and found[0] != CLOSE:
-            if found[0] == TEXT:
+            if found[0] == opcode:
                 return found[1]
         raise ConnectionResetError("the connection has ended")
+
+
+class Player:
+    """A plain client with a session, which hears what the server does to see whether it is there."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._frames = Frames(sock)
+        sock.settimeout(20)
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._sock.sendall(frame(json.dumps(message).encode()))
+        reply: dict[str, Any] = json.loads(self._frames.read_text())
+        return reply
+
+    def add(self) -> int:
+        """Step an environment that counts; what it has counted."""
+        total: int = self.ask({"type": "step", "data": {"do": "add", "by": 1}})["data"]["observation"]["total"]
+        return total
+
+    def hear_ping(self) -> bytes:
+        return self._frames.read_ping()
+
+    def answer_ping(self, payload: bytes) -> None:
+        self._sock.sendall(frame(payload, PONG))
+
+    def close(self) -> None:
+        self._sock.close()
+        self._frames.__exit__()

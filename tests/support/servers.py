@@ -8,18 +8,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Final, Literal
 
-import uvicorn
+import uvicorn.server
 from websockets.sync.client import ClientConnection, connect
 
 from envhive import HTTPEnvServer, create_app
 from envhive.server.config import forced
 from envhive.server.run import bind
 from envhive.server.upgrade import FastLaneProtocol
-from tests.support.envs import Move, Seen
+from tests.support.envs import Move, Seen, counting
 
 Lane = Literal["fast", "asgi"]
+
+LOOK_S: Final = 0.01
+"""Between two looks of uvicorn's at whether it is to stop, and whether it can. A tenth of a second, which is what it
+takes, is lost several times over for each of the hundreds of servers here."""
+uvicorn.server.asyncio = SimpleNamespace(**{**vars(asyncio), "sleep": lambda _: asyncio.sleep(LOOK_S)})  # type: ignore[attr-defined]
 
 
 class Running:
@@ -84,6 +90,14 @@ def serving(env: Any, lane: Lane, *, config: dict[str, Any] | None = None, **app
     ws_options = {"ws_max_size": config["max_message_size"]} if "max_message_size" in config else {}
     with running(app, lane, **ws_options) as server:
         yield server
+
+
+@contextmanager
+def serving_one(lane: Lane, **config: Any) -> Iterator[tuple[Running, ClientConnection]]:
+    """A server with one place, and who has it."""
+    with serving(counting(), lane, config=config, max_concurrent_envs=1) as server, server.connect() as first:
+        reset(first)
+        yield server, first
 
 
 def eventually(condition: Callable[[], Any], within: float = 10.0) -> None:

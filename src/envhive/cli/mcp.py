@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envhive.cli.serve import parse_settings
+from envhive.cli import shared
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
-from envhive.server.config import ISOLATIONS, LOG_LEVELS, ServerConfig, as_mode, forced
+from envhive.server.config import ServerConfig, as_mode, forced
 from envhive.server.logs import set_up_logging
 
 if TYPE_CHECKING:
@@ -28,39 +28,15 @@ In a desktop client's configuration:
 
 @click.command(epilog=_EPILOG)
 @click.argument("target")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=parse_settings,
-    help="Give the environment's constructor a keyword; VALUE is JSON, or else text. Repeatable.",
-)
+@shared.settings
 @click.option("--stdio", is_flag=True, help="Speak JSON-RPC on standard input and output, one message a line.")
-@click.option(
-    "--expose-step",
-    is_flag=True,
-    default=None,
-    help="Let the agent step the environment, with a tool `act` that takes its action.  [env: ENVHIVE_EXPOSE_STEP]",
+@shared.expose_step("Let the agent step the environment, with a tool `act` that takes its action.")
+@shared.mode("Which tools there are, where they differ.")
+@shared.seconds(
+    "--step-timeout", "Seconds that a call may take.  [env: ENVHIVE_STEP_TIMEOUT; default: as long as it takes]"
 )
-@click.option(
-    "--mode",
-    type=click.Choice(["simulation", "production"]),
-    help="Which tools there are, where they differ.  [env: ENVHIVE_MODE; default: simulation]",
-)
-@click.option(
-    "--step-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that a call may take.  [env: ENVHIVE_STEP_TIMEOUT; default: as long as it takes]",
-)
-@click.option(
-    "--isolation",
-    type=click.Choice(ISOLATIONS),
-    help="process runs the environment in a process of its own.  [env: ENVHIVE_ISOLATION; default: thread]",
-)
-@click.option(
-    "--log-level", type=click.Choice(LOG_LEVELS), help="How much to log.  [env: ENVHIVE_LOG_LEVEL; default: info]"
-)
+@shared.isolation("process runs the environment in a process of its own.", "thread")
+@shared.log_level
 def mcp(target: str, settings: dict[str, Any], stdio: bool, **options: Any) -> None:
     """Offer the tools of TARGET to one agent, through the Model Context Protocol.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
-import json
 import logging
 import os
 import sys
@@ -13,13 +12,12 @@ from typing import Any
 
 import click
 
+from envhive.cli import shared
 from envhive.cli.completion import complete_target
 from envhive.errors import ConfigurationError, EnvironmentFactoryError
 from envhive.server.auth import TOKENS_VARIABLE, Tokens
 from envhive.server.config import (
-    ISOLATIONS,
     LOG_FORMATS,
-    LOG_LEVELS,
     OF_THE_PROCESS,
     ServerConfig,
     as_mode,
@@ -39,30 +37,9 @@ Examples:
 """
 
 
-def parse_settings(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """NAME=VALUE, where VALUE is JSON if it can be read so, and text if not."""
-    settings: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE")
-        try:
-            settings[name] = json.loads(value)
-        except ValueError:
-            settings[name] = value
-    return settings
-
-
 @click.command(epilog=_EPILOG)
 @click.argument("target", shell_complete=complete_target)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=parse_settings,
-    help="Give the environment's constructor a keyword; VALUE is JSON, or else text. Repeatable.",
-)
+@shared.settings
 @click.option("--host", help="Address to listen on.  [env: HOST; default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.  [env: PORT; default: 8000]")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes behind the port.  [env: WORKERS; default: 1]")
@@ -72,20 +49,17 @@ def parse_settings(context: click.Context, parameter: click.Parameter, given: tu
     help="Most sessions at once, over all workers.  "
     "[env: MAX_CONCURRENT_ENVS; default: 1000 where the environment supports it, else 1]",
 )
-@click.option(
+@shared.seconds(
     "--session-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds after which an idle session expires.  [env: SESSION_TIMEOUT; default: never]",
+    "Seconds after which an idle session expires.  [env: SESSION_TIMEOUT; default: never]",
 )
-@click.option(
+@shared.seconds(
     "--step-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that a reset or step may take.  [env: ENVHIVE_STEP_TIMEOUT; default: as long as it takes]",
+    "Seconds that a reset or step may take.  [env: ENVHIVE_STEP_TIMEOUT; default: as long as it takes]",
 )
-@click.option(
+@shared.seconds(
     "--admission-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that a newcomer to a full server waits for a place.  "
+    "Seconds that a newcomer to a full server waits for a place.  "
     "[env: ENVHIVE_ADMISSION_TIMEOUT; default: refused at once]",
 )
 @click.option(
@@ -93,31 +67,22 @@ def parse_settings(context: click.Context, parameter: click.Parameter, given: tu
     type=click.FloatRange(min=0),
     help="Seconds that a session waits for its client after a lost connection.  [env: ENVHIVE_LEASE; default: 60]",
 )
-@click.option(
+@shared.seconds(
     "--ping-interval",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds of silence after which a peer is pinged.  [env: ENVHIVE_PING_INTERVAL; default: 20]",
+    "Seconds of silence after which a peer is pinged.  [env: ENVHIVE_PING_INTERVAL; default: 20]",
 )
-@click.option(
+@shared.seconds(
     "--ping-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds a peer may take to answer before it counts as gone.  [env: ENVHIVE_PING_TIMEOUT; default: 120]",
+    "Seconds a peer may take to answer before it counts as gone.  [env: ENVHIVE_PING_TIMEOUT; default: 120]",
 )
-@click.option(
+@shared.seconds(
     "--grace-period",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds that running steps get to finish on SIGTERM.  [env: ENVHIVE_GRACE_PERIOD; default: 30]",
+    "Seconds that running steps get to finish on SIGTERM.  [env: ENVHIVE_GRACE_PERIOD; default: 30]",
 )
-@click.option(
-    "--mode",
-    type=click.Choice(["simulation", "production"]),
-    help="production offers neither reset nor step nor state.  [env: ENVHIVE_MODE; default: simulation]",
-)
-@click.option(
-    "--isolation",
-    type=click.Choice(ISOLATIONS),
-    help="process gives each session's environment a process of its own, whose crash costs that session alone.  "
-    "[env: ENVHIVE_ISOLATION; default: the class's ISOLATION, else thread]",
+@shared.mode("production offers neither reset nor step nor state.")
+@shared.isolation(
+    "process gives each session's environment a process of its own, whose crash costs that session alone.",
+    "the class's ISOLATION, else thread",
 )
 @click.option(
     "--memory-limit",
@@ -145,16 +110,10 @@ def parse_settings(context: click.Context, parameter: click.Parameter, given: tu
     help="Let web pages of this origin (https://host, or * for all) use the server, beside its own. Repeatable.  "
     "[env: ENVHIVE_ALLOW_ORIGINS, comma-separated]",
 )
-@click.option(
-    "--expose-step",
-    is_flag=True,
-    default=None,
-    help="Let agents step the environment: MCP has a tool `act` that takes its action.  [env: ENVHIVE_EXPOSE_STEP]",
-)
-@click.option(
+@shared.expose_step("Let agents step the environment: MCP has a tool `act` that takes its action.")
+@shared.seconds(
     "--head-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds in which a connection must send a request head.  [env: ENVHIVE_HEAD_TIMEOUT; default: 10]",
+    "Seconds in which a connection must send a request head.  [env: ENVHIVE_HEAD_TIMEOUT; default: 10]",
 )
 @click.option(
     "--max-pending-connections",
@@ -162,9 +121,7 @@ def parse_settings(context: click.Context, parameter: click.Parameter, given: tu
     help="Most connections of a worker that have sent no request yet.  "
     "[env: ENVHIVE_MAX_PENDING_CONNECTIONS; default: 16384]",
 )
-@click.option(
-    "--log-level", type=click.Choice(LOG_LEVELS), help="How much to log.  [env: ENVHIVE_LOG_LEVEL; default: info]"
-)
+@shared.log_level
 @click.option(
     "--log-format",
     type=click.Choice(LOG_FORMATS),

@@ -34,6 +34,7 @@ ObsT = TypeVar("ObsT")
 StateT = TypeVar("StateT")
 
 
+_MODES: Final = ("simulation", "production")
 _ANSWERING_S: Final = 5.0
 """How much longer than a step may take its reply is waited for: the server says when time is up."""
 _FIRST_PAUSE_S: Final = 0.05
@@ -85,6 +86,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         websocket_ping_interval_s: Silence after which the server is asked whether it is there; None: never.
         websocket_ping_timeout_s: How long it may take to answer that; at most the interval.
         headers: Sent with the upgrade, for proxies.
+        mode: `simulation` or `production`, for code that says so: what is offered, the server's mode decides.
         token: Sent to the server as a bearer token; `ENVHIVE_TOKEN` when not given.
         resume: Whether to come back to the session after a lost connection.
         action_cls, observation_cls, state_cls: The types to use, where the class does not name them.
@@ -106,12 +108,15 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         websocket_ping_timeout_s: float | None = 20.0,
         headers: dict[str, str] | None = None,
         *,
+        mode: str | None = None,
         token: str | None = None,
         resume: bool = True,
         action_cls: type[Any] | None = None,
         observation_cls: type[Any] | None = None,
         state_cls: type[Any] | None = None,
     ) -> None:
+        if mode is not None and mode.lower() not in _MODES:
+            raise ValueError(f"mode must be {' or '.join(_MODES)}, not {mode!r}")
         self._base_url = base_url.rstrip("/")
         self._url = websocket_url(base_url)
         self._options = TransportOptions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Self, TypeVar
@@ -117,3 +118,13 @@ def convert_to_ws_url(url: str) -> str:
     if not separator:
         return f"ws://{scheme}"
     return f"{ {'http': 'ws', 'https': 'wss'}.get(scheme, scheme) }://{rest}"
+
+
+def hf_space_subdomain(repo_id: str) -> str:
+    """What a Space is called in the addresses of Hugging Face.
+
+    Example:
+        >>> hf_space_subdomain("Someone/word_game")
+        'someone-word-game'
+    """
+    return re.sub(r"[^a-z0-9]", "-", repo_id.lower())

@@ -22,6 +22,7 @@ _TYPES: Final = _from(
     *("WSCloseMessage", "WSErrorCode", "WSErrorResponse", "WSIncomingMessage", "WSObservationResponse"),
     *("WSResetMessage", "WSStateMessage", "WSStateResponse", "WSStepMessage"),
 )
+_MODEL_BASES: Final = _from("envhive.types", "Action", "Observation", "State")
 _INTERFACES: Final = _from("envhive.environment", "Environment", "Transform") | _from(
     "envhive.compat.interfaces", "Message", "ModelTokenizer", "TaskProvider"
 )
@@ -31,6 +32,7 @@ _PAGES: Final = {
     # There is no page yet: the same app without one.
     "create_web_interface_app": "envhive.server.app:create_app",
     "load_environment_metadata": "envhive.compat.metadata:load_environment_metadata",
+    "WebInterfaceManager": "envhive.compat.manager:WebInterfaceManager",
 }
 _SERIALIZATION: Final = _from(
     "envhive.compat.serialization",
@@ -67,6 +69,13 @@ _MCP_CLIENT: Final = {
     "MCPToolClient": "envhive.client.mcp:MCPToolClient",
 }
 _HTTP_CLIENT: Final = _from("envhive.compat.clients", "HTTPEnvClient")
+_MODELS: Final = _from(
+    "envhive.compat.llm",
+    *("AnthropicClient", "LLMClient", "LLMResponse", "OpenAIClient", "ToolCall", "create_llm_client"),
+)
+_GIT: Final = _from("envhive.compat.git", "GitServerClient", "RepoInfo")
+_EXECUTOR: Final = _from("envhive.compat.executor", "PyExecutor")
+_URLS: Final = _from("envhive.compat.clients", "convert_to_ws_url", "hf_space_subdomain", "run_async_safely")
 _PROVIDERS: Final = _from(
     "envhive.compat.providers",
     *("ContainerProvider", "DockerSwarmProvider", "KubernetesProvider", "LocalDockerProvider", "RuntimeProvider"),
@@ -83,7 +92,8 @@ _ENV_SERVER: Final = {
     **_MCP,
     **_ROUTES,
 }
-_CORE: Final = {**_ENV_SERVER, **_STEP_RESULT, **_CLIENT, **_GENERIC, **_SYNC, **_MCP_CLIENT, **_HTTP_CLIENT}
+_CLIENTS: Final = {**_CLIENT, **_GENERIC, **_SYNC, **_MCP_CLIENT, **_HTTP_CLIENT}
+_CORE: Final = {**_ENV_SERVER, **_STEP_RESULT, **_CLIENTS, **_MODELS}
 
 MODULES: Final[dict[str, Names]] = {
     "openenv": {**_GENERIC, **_SYNC, "__version__": "envhive.compat.names:VERSION"},
@@ -95,43 +105,69 @@ MODULES: Final[dict[str, Names]] = {
     "openenv.core.containers.runtime.uv_provider": _from("envhive.compat.providers", "UVProvider"),
     "openenv.core.env_client": {**_CLIENT, **_STEP_RESULT},
     "openenv.core.env_server": _ENV_SERVER,
-    "openenv.core.env_server.base_transforms": {**_TRANSFORMS, **_from("envhive.environment", "Transform")},
+    "openenv.core.env_server.base_transforms": {
+        **_TRANSFORMS,
+        **_from("envhive.environment", "Transform"),
+        **_from("envhive.types", "Observation"),
+    },
     "openenv.core.env_server.exceptions": _EXCEPTIONS,
-    "openenv.core.env_server.http_server": {**_APPS, **_TYPES, **_INTERFACES, **_SERIALIZATION, **_EXCEPTIONS},
+    "openenv.core.env_server.http_server": {
+        **_APPS,
+        **_TYPES,
+        **_INTERFACES,
+        **_SERIALIZATION,
+        **_EXCEPTIONS,
+        **_MCP_TYPES,
+        **_ROUTES,
+    },
     "openenv.core.env_server.interfaces": {
         **_INTERFACES,
         **_from("envhive.types", "Action", "EnvironmentMetadata", "Observation", "State"),
         **_from("envhive.environment", "ActT", "ObsT", "StateT"),
     },
-    "openenv.core.env_server.mcp_environment": {**_MCP, **_TOOLS, **_from("envhive.types", "Action", "Observation")},
-    "openenv.core.env_server.mcp_types": _MCP_TYPES,
+    "openenv.core.env_server.mcp_environment": {
+        **_MCP,
+        **_TOOLS,
+        **_MODEL_BASES,
+        **_from("envhive.environment", "Environment"),
+        **_from("envhive.compat.clients", "run_async_safely"),
+        **_from("envhive.mcp_environment", "get_server_tools"),
+    },
+    "openenv.core.env_server.mcp_types": {**_MCP_TYPES, **_MODEL_BASES},
     "openenv.core.env_server.route_config": {
         **_ROUTES,
         **_from("envhive.compat.routes", "register_get_endpoints"),
     },
-    "openenv.core.env_server.serialization": _SERIALIZATION,
+    "openenv.core.env_server.serialization": {**_SERIALIZATION, **_MODEL_BASES},
     "openenv.core.env_server.types": _TYPES,
-    "openenv.core.env_server.web_interface": _PAGES,
-    "openenv.core.generic_client": _GENERIC,
+    "openenv.core.env_server.web_interface": {
+        **_PAGES,
+        **_SERIALIZATION,
+        **_MODEL_BASES,
+        **_from("envhive.compat.manager", "ActionLog", "EpisodeState"),
+        **_from("envhive.environment", "Environment"),
+        **_from("envhive.types", "EnvironmentMetadata"),
+    },
+    "openenv.core.generic_client": {**_GENERIC, **_CLIENT, **_STEP_RESULT},
     "openenv.core.http_env_client": {**_HTTP_CLIENT, **_STEP_RESULT},
-    "openenv.core.mcp_client": _MCP_CLIENT,
+    "openenv.core.llm_client": _MODELS,
+    "openenv.core.mcp_client": {**_MCP_CLIENT, **_CLIENT, **_STEP_RESULT, **_TOOLS, **_MODEL_BASES},
     "openenv.core.rubrics": {name: home for names in _RUBRICS.values() for name, home in names.items()},
-    **{f"openenv.core.rubrics.{module}": names for module, names in _RUBRICS.items()},
-    "openenv.core.sync_client": _SYNC,
-    "openenv.core.utils": _from("envhive.compat.clients", "convert_to_ws_url", "run_async_safely"),
+    **{f"openenv.core.rubrics.{module}": {**_RUBRICS["base"], **names} for module, names in _RUBRICS.items()},
+    "openenv.core.sync_client": {**_SYNC, **_STEP_RESULT},
+    "openenv.core.tools": {**_EXECUTOR, **_GIT},
+    "openenv.core.tools.git_server_client": _GIT,
+    "openenv.core.tools.local_python_executor": {**_EXECUTOR, **_from("envhive.compat.messages", "CodeExecResult")},
+    "openenv.core.utils": _URLS,
 }
 """Each module, with where its names are. `openenv_core` and `core` are the same as `openenv.core`."""
 
 ELSEWHERE: Final[dict[str, Names]] = {
     "openenv": _from("openenv.auto", "AutoAction", "AutoEnv"),
-    "openenv.core": _from(
-        "openenv.core.llm_client",
-        *("AnthropicClient", "LLMClient", "LLMResponse", "OpenAIClient", "ToolCall", "create_llm_client"),
-    ),
 }
 """Names that are only there if OpenEnv is installed, as they come from modules that EnvHive does not replace."""
 
-NEEDS: Final = {"fastmcp": ("MCPEnvironment",)}
+NEEDS: Final = {"fastmcp": ("MCPEnvironment", "get_server_tools")}
 """Names that need a package of their own; `import *` leaves them out where it is not installed."""
 
 VERSION: Final = "0.10.0"

@@ -36,6 +36,12 @@ docstring is what agents read. Rewards are given in `step`.""",
 `{package}/models.py` was written from the spaces of {gym_id}. Give its fields the names and descriptions that an agent
 should read.""",
 }
+_REWARDS: Final[dict[Kind, str]] = {
+    "basic": "[0.0, 1.0]",
+    "mcp": "[0.0, 1.0]",
+    "gymnasium": "[-1000.0, 1000.0] # of one step; {gym_id} may give less",
+}
+_TAGS: Final[dict[Kind, str]] = {"basic": "game", "mcp": "tools", "gymnasium": "control"}
 _TOOL_CALL: Final = '{"type": "call_tool", "tool_name": "weigh", "arguments": {"left": [0], "right": [1]}}'
 _DEPENDENCIES: Final[dict[Kind, tuple[str, ...]]] = {
     "basic": ("envhive>=0.1",),
@@ -108,6 +114,9 @@ class Project:
             "wheel_packages": ", ".join(
                 f'"{each}"' for each in (self.package, *(["server"] if self.with_server else []))
             ),
+            "reward_range": _REWARDS[self.kind].format(gym_id=self.gym_id),
+            "declared_tools": "[weigh, answer]" if self.kind == "mcp" else "[]",
+            "tag": _TAGS[self.kind],
             "sample_action": '{"number": 50}',
             "action_cls": "Guess",
             "observation_cls": "Hint",

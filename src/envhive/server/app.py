@@ -91,6 +91,11 @@ class HTTPEnvServer:
         return self.hive.limit.sessions
 
     @property
+    def is_concurrency_safe(self) -> bool:
+        """Whether the environment says that it may run many times at once."""
+        return bool(getattr(self.hive.limit.env_cls, "SUPPORTS_CONCURRENT_SESSIONS", False))
+
+    @property
     def concurrency_config(self) -> ConcurrencyConfig:
         return ConcurrencyConfig(
             max_concurrent_envs=self.hive.limit.sessions, session_timeout=self.hive.config.session_timeout

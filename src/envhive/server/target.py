@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,9 +69,33 @@ def load_target(target: str, settings: dict[str, Any] | None = None) -> Target:
     if ":" in target:
         _import_from(Path.cwd())
         return Target(_app_from_reference(target, env_name=None, settings=settings), target)
-    raise TargetError(
+    raise unknown_target(target)
+
+
+def unknown_target(target: str) -> TargetError:
+    """What to say of a target that is nothing which could be served."""
+    return TargetError(
         f"{target!r} is neither a shipped environment ({', '.join(sorted(SHIPPED))}), nor package.module:EnvClass, "
-        f"nor package.module:app, nor a folder."
+        f"nor package.module:app, nor a folder. `envhive init NAME` makes a folder."
+    )
+
+
+def must_be_known(target: str) -> None:
+    """Raise if a target cannot be served by its mere name: there is no such folder, or no such module at all."""
+    if target in SHIPPED or (target and Path(target).is_dir()):
+        return
+    module, colon, _ = target.partition(":")
+    package = module.partition(".")[0]
+    if not colon or not package:
+        raise unknown_target(target)
+    if package not in sys.modules and PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+        raise _no_module(module)
+
+
+def _no_module(name: str) -> TargetError:
+    return TargetError(
+        f"There is no module {name!r} here ({Path.cwd()}) or among the installed ones. "
+        f"Go to the folder that it is in, or install it."
     )
 
 
@@ -168,12 +193,14 @@ def _import_reference(reference: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except compat.NotMappedError as error:
         raise TargetError(f"{module_name} cannot be loaded. {error}") from error
+    except SyntaxError as error:
+        where = f"{error.filename}:{error.lineno}"
+        line = f": {error.text.strip()}" if error.text else ""
+        raise TargetError(f"{where}: {error.msg}{line}") from error
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise TargetError(f"{module_name} needs the module {error.name!r}, which is not installed.") from error
-        raise TargetError(
-            f"There is no module {module_name!r} here ({Path.cwd()}) or among the installed ones."
-        ) from None
+        raise _no_module(module_name) from None
     for part in attribute.split("."):
         try:
             found = getattr(found, part)

@@ -198,9 +198,9 @@ class LiveChecks(Visitor):
 
     async def _counting(self) -> None:
         async with self.client() as client:
-            await self.guard("reset", client.reset(seed=SEED, episode_id=EPISODE))
+            begun = await self.guard("reset", client.reset(seed=SEED, episode_id=EPISODE))
             before = await self.guard("state", client.state())
-            result = await self.guard("step", client.step(self.action(0)))
+            result = await self.guard("step", client.step(self.action(0, begun.observation)))
             after = await self.guard("state", client.state())
         if not isinstance(after.get("step_count"), int):
             raise Broken("the state has no step_count.", "Return a State, or a class derived from it.", level="warning")
@@ -282,7 +282,8 @@ class LiveChecks(Visitor):
             raise NotChecked("the server offers no /reset (production mode)")
         session = begun.headers.get("X-Session-Id")
         named = {} if session is None else {"X_Session_Id": session}
-        answers = [("/reset", begun), ("/step", await self.ask("/step", "POST", {"action": self.action(0)}, **named))]
+        action = self.action(0, document_of(begun).get("observation"))
+        answers = [("/reset", begun), ("/step", await self.ask("/step", "POST", {"action": action}, **named))]
         answers.append(("/state", await self.ask("/state", **named)))
         if session is not None:
             answers.append(("/close", await self.ask("/close", "POST", **named)))
@@ -303,7 +304,10 @@ class LiveChecks(Visitor):
             raise NotChecked(
                 "OpenEnv is not installed here; `pip install openenv`, or name a Python that has it: --openenv-python"
             )
-        command = [python, str(_OPENENV_SCRIPT), self.url, json.dumps(self.action(0))]
+        async with self.client() as client:
+            begun = await self.guard("reset", client.reset(seed=SEED))
+        action = json.dumps(self.action(0, begun.observation))
+        command = [python, str(_OPENENV_SCRIPT), self.url, action, str(SEED)]
         try:
             done = await asyncio.to_thread(
                 subprocess.run,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from envhive import GenericEnvClient
 from envhive.errors import EnvHiveError
-from envhive.samples import sample_value
+from envhive.samples import legal_move, sample_value
 
 TOKEN_VARIABLE: Final = "ENVHIVE_TOKEN"
 _WRONG: Final = {"nonsense": True}
@@ -55,6 +55,13 @@ class Repertoire:
     bad: list[tuple[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
     """The environment's tools, if its actions are tools."""
+    schema: dict[str, Any] = field(default_factory=dict)
+    """Of an action, where the good ones are made up."""
+
+    def action(self, index: int, seen: Any) -> Any:
+        """A good action, in turn; of those that an observation calls legal, where it does."""
+        good = self.good[index % len(self.good)]
+        return {**good, **legal_move(self.schema, seen, index)} if isinstance(good, dict) else good
 
 
 def is_base_action(schema: dict[str, Any]) -> bool:
@@ -72,6 +79,7 @@ async def repertoire(url: str, schema: dict[str, Any], given: list[Any], timeout
         found.good = found.good or [{"type": "list_tools"}, *map(_sample_call, found.tools)]
     elif not found.good:
         found.good = [sample_value(schema, schema.get("$defs", {}))]
+        found.schema = schema
     if not found.tools:
         found.bad = _bad_actions(schema, found.good[0])
     found.bad.insert(0, ("a list in place of an action", [1, 2]))

@@ -10,6 +10,7 @@ from typing import Any
 
 from envhive.checks import Broken, Report
 from envhive.errors import ConfigurationError
+from envhive.server.target import must_be_known
 from envhive.validation.live import LiveChecks
 from envhive.validation.outcome import StageName, Validation
 from envhive.validation.probe import check_contract
@@ -29,12 +30,13 @@ class Wishes:
 
 
 def validate(subject: str, wishes: Wishes, on_stage: Callable[[StageName], None] = lambda stage: None) -> Validation:
-    """Check a folder, a target as `envhive serve` takes it, or a running server."""
+    """Check a folder, a target as `envhive serve` takes it, or a running server; raises if it is none of these."""
     validation = Validation(subject)
     if is_url(subject):
         on_stage("live")
         asyncio.run(_check_live(http_url(subject), wishes, validation.stage("live")))
         return validation
+    must_be_known(subject)
     if Path(subject).is_dir():
         on_stage("static")
         check_folder(Path(subject), validation.stage("static"))

@@ -76,12 +76,15 @@ class Visitor:
         for index in range(_STEPS):
             if results[-1].done:
                 break
-            results.append(await self.guard("step", client.step(self.action(index), self.timeout_s)))
+            results.append(
+                await self.guard("step", client.step(self.action(index, results[-1].observation), self.timeout_s))
+            )
         state = await self.guard("state", client.state())
         return [(each.observation, each.reward, each.done) for each in results], state
 
-    def action(self, index: int) -> Any:
-        return self.repertoire.good[index % len(self.repertoire.good)]
+    def action(self, index: int, seen: Any = None) -> Any:
+        """What to step with, after an observation."""
+        return self.repertoire.action(index, seen)
 
     async def guard(self, what: str, request: Any) -> Any:
         try:
