@@ -1,6 +1,6 @@
 """An agent that repairs its program until the tests pass.
 
-    envhive serve coding
+    envhive serve coding --set time_limit_s=2
     python examples/coding.py http://localhost:8000
 
 A model would write the attempts from what it sees; here they are written down.

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from envhive.cli import main
-from envhive.cli.serve import parse_settings
+from envhive.cli.shared import parse_settings
 from envhive.envs import SHIPPED
 from envhive.envs.policies import RANDOM_POLICIES
 from envhive.errors import TargetError
