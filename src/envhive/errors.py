@@ -97,8 +97,9 @@ class TargetError(ConfigurationError):
 class MissingPackageError(ConfigurationError):
     """Something needs a package that is not installed; says what to type."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} is not installed: pip install 'envhive[{extra}]'")
+    @classmethod
+    def of(cls, what: str, extra: str) -> MissingPackageError:
+        return cls(f"{what} is not installed: pip install 'envhive[{extra}]'")
 
 
 class ProviderError(EnvHiveError):

@@ -267,7 +267,8 @@ def untyped(folder: Path) -> None:
 def test_a_planted_fault_is_found_and_what_to_do_is_said(fault: Fault, folder: Path) -> None:
     fault.plant(folder)
     live = [] if fault.stage == "live" else ["--no-live"]
-    code, report = report_from_here(str(folder), "--timeout", "4", *live)
+    patience = "4" if "within 4 s" in fault.problem else "60"  # a busy machine is no fault of the folder's
+    code, report = report_from_here(str(folder), "--timeout", patience, *live)
     matching = [(stage, finding["level"]) for stage, finding in found_in(report) if fault.problem in finding["problem"]]
     assert matching, found_in(report)
     assert matching[0] == (fault.stage, fault.level)

@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from envhive.cli.shared import parse_settings
 from envhive.errors import ConfigurationError, ProviderError
@@ -182,6 +180,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _with_progress(job: Any) -> dict[str, Any]:
     """Run a job that says how far it is; errors are one line, and exit code 1."""
+    from rich.console import Console
+
     console = Console(stderr=True)
     try:
         with console.status("") as shown:
@@ -193,6 +193,9 @@ def _with_progress(job: Any) -> dict[str, Any]:
 
 
 def _show(status: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=f"{status['url']}: {status['replicas']} × {status['provider']}", title_justify="left")
     for heading in ("server", "address", "where", "status", "sessions"):
         table.add_column(heading, justify="right" if heading == "sessions" else "left")

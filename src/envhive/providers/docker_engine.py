@@ -23,7 +23,7 @@ def connect(docker_host: str | None = None) -> Any:
         import docker
         from docker.context import ContextAPI
     except ImportError:
-        raise MissingPackageError("Docker's client", "docker") from None
+        raise MissingPackageError.of("Docker's client", "docker") from None
     where = docker_host or os.environ.get("DOCKER_HOST")
     try:
         if where is None and (context := ContextAPI.get_current_context()) is not None:

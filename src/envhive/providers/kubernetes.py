@@ -250,7 +250,7 @@ def connect(context: str | None = None) -> Any:
         from kubernetes import client, config
         from kubernetes.config.config_exception import ConfigException
     except ImportError:
-        raise MissingPackageError("Kubernetes' client", "kubernetes") from None
+        raise MissingPackageError.of("Kubernetes' client", "kubernetes") from None
     settings = client.Configuration()
     try:
         if context is None and "KUBERNETES_SERVICE_HOST" in os.environ:

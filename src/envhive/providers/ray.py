@@ -315,7 +315,7 @@ class _Connection:
         try:
             import ray
         except ImportError:
-            raise MissingPackageError("Ray", "ray") from None
+            raise MissingPackageError.of("Ray", "ray") from None
         with self._lock:
             if not ray.is_initialized():
                 _reach(address or os.environ.get("RAY_ADDRESS"))
