@@ -43,7 +43,8 @@ def test_the_table_has_them_all() -> None:
 @each_family()
 def test_it_passes_validation(name: str) -> None:
     sessions = min(8, FAMILIES[name].sessions // 2)
-    told = CliRunner().invoke(main, ["validate", name, "--sessions", str(sessions), "--strict"])
+    patience = ["--timeout", "120"]  # a starved machine takes long to start browsers
+    told = CliRunner().invoke(main, ["validate", name, "--sessions", str(sessions), "--strict", *patience])
     assert told.exit_code == 0, told.output
     assert "0 error(s), 0 warning(s)" in told.output
 
