@@ -32,7 +32,7 @@ install_packages() {
     if [ "$wanted" = dev ]; then
         # uv takes half a minute where pip takes five. Where it does not reach what pip is set up to reach, pip does it.
         { .venv/bin/python -m pip install --disable-pip-version-check "$(grep '^uv==' requirements.lock)" &&
-            .venv/bin/uv pip install --python .venv/bin/python -r requirements.lock; } >"$log" 2>&1 ||
+            .venv/bin/uv pip install --compile-bytecode --python .venv/bin/python -r requirements.lock; } >"$log" 2>&1 ||
             .venv/bin/python -m pip install --disable-pip-version-check -r requirements.lock >"$log" 2>&1 ||
             { cat "$log" >&2; return 1; }
     fi

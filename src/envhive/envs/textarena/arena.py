@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import warnings
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,7 +76,8 @@ def _prepare(game: str) -> None:
         if game not in registry:
             raise ValueError(f"TextArena has no game {game!r}; it has {', '.join(sorted(registry))}")
         _mend_invalid_moves()
-        with _without_downloads():
+        with _without_downloads(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of backslashes in some games' pictures, the first time they are compiled
             try:
                 module = importlib.import_module(registry[game].entry_point.split(":")[0])
             except (ImportError, SyntaxError) as error:  # some are written for Python 3.12
