@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import warnings
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
