@@ -78,7 +78,7 @@ def test_a_fleet_that_cannot_start_says_why_and_is_not_there(shell: Shell) -> No
 def test_ctrl_c_while_a_fleet_starts_ends_it(shell: Shell, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "envhive", "fleet", "up", "echo", "--port", "0"]
     starting = subprocess.Popen(command, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}, stderr=subprocess.PIPE)
-    eventually(lambda: (tmp_path / "envhive" / "fleets" / "default" / "control.sock").exists(), within=30)
+    eventually(lambda: (tmp_path / "envhive" / "fleets" / "default" / "socket").exists(), within=30)
     starting.send_signal(signal.SIGINT)
     starting.communicate(timeout=60)
     assert starting.returncode != 0

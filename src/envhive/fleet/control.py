@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +31,8 @@ from envhive.providers import make_provider
 
 logger: Final = logging.getLogger("envhive.fleet")
 
-_SOCKET: Final = "control.sock"
+_SOCKET: Final = "socket"
+"""A file that says where the socket is: the path of a socket must be short, and that of a home folder may be long."""
 _LOG: Final = "fleet.log"
 _LOOK_S: Final = 0.05
 _APPEAR_S: Final = 60.0
@@ -67,7 +69,7 @@ class Control:
                 f"The fleet {self.name!r} is up already: `envhive fleet down --name {self.name}` ends it, "
                 f"another --name starts another."
             )
-        shutil.rmtree(self.folder, ignore_errors=True)  # what a killed one has left
+        self._clear()  # what a killed one has left
         self.folder.mkdir(parents=True, mode=0o700)
         with (self.folder / _LOG).open("ab") as log:
             process = subprocess.Popen(
@@ -86,8 +88,13 @@ class Control:
         except KeyboardInterrupt:
             process.send_signal(signal.SIGTERM)  # what is half started is stopped
             process.wait()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._clear()
             raise
+
+    def _clear(self) -> None:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(Path((self.folder / _SOCKET).read_text()).parent, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _wait_until_there(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _APPEAR_S
@@ -131,7 +138,7 @@ class Control:
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.connect(str(self.folder / _SOCKET))
+            connection.connect((self.folder / _SOCKET).read_text())
         except OSError:
             connection.close()
             raise
@@ -155,9 +162,12 @@ class Daemon:
         """Run until told to stop. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._over.set())
+        short = Path(tempfile.mkdtemp(prefix="envhive-"))
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(self._folder / _SOCKET))
+        listener.bind(str(short / "control"))
         listener.listen()
+        (self._folder / "draft").write_text(str(short / "control"))
+        (self._folder / "draft").replace(self._folder / _SOCKET)
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         threading.Thread(target=self._start, daemon=True).start()
         while not self._over.wait(1.0):
@@ -168,7 +178,8 @@ class Daemon:
                 self._fleet.stop()
         finally:
             listener.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            for folder in (short, self._folder):
+                shutil.rmtree(folder, ignore_errors=True)
         return 0 if self._failure is None else 1
 
     def _start(self) -> None:
