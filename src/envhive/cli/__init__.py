@@ -22,11 +22,11 @@ from envhive.cli.push import push
 from envhive.cli.serve import serve
 from envhive.cli.top import top
 from envhive.cli.validate import validate
-from envhive.errors import ConfigurationError
+from envhive.errors import ConfigurationError, ProviderError
 
 
 class _Group(click.Group):
-    """Bad configuration is one line on stderr and exit code 2, never a traceback."""
+    """Bad configuration is one line on stderr and exit code 2, servers that do not start exit code 1: no traceback."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -34,6 +34,9 @@ class _Group(click.Group):
         except ConfigurationError as error:
             click.echo(f"envhive: {error}", err=True)
             sys.exit(2)
+        except ProviderError as error:
+            click.echo(f"envhive: {error}", err=True)
+            sys.exit(1)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

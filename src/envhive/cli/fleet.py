@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import click
 import yaml
 
 from envhive.cli.shared import parse_settings
-from envhive.errors import ConfigurationError, ProviderError
+from envhive.errors import ConfigurationError
 from envhive.fleet.control import Control, fleets_folder
 from envhive.fleet.envoy import config
 from envhive.providers import PROVIDERS
@@ -179,17 +178,13 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _with_progress(job: Any) -> dict[str, Any]:
-    """Run a job that says how far it is; errors are one line, and exit code 1."""
+    """Run a job that says how far it is."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    try:
-        with console.status("") as shown:
-            done: dict[str, Any] = job(shown.update if console.is_terminal else lambda sentence: None)
-        return done
-    except ProviderError as error:
-        click.echo(f"envhive: {error}", err=True)
-        sys.exit(1)
+    with console.status("") as shown:
+        done: dict[str, Any] = job(shown.update if console.is_terminal else lambda sentence: None)
+    return done
 
 
 def _show(status: dict[str, Any]) -> None:
