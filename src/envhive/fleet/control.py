@@ -124,6 +124,8 @@ class Control:
                     return done
                 if on_progress is not None:
                     on_progress(said["progress"])
+        if do == "down":
+            return {}  # an engine's library may end the fleet's process before it has answered: Ray's does
         raise ProviderError(f"The fleet has ended. The last it said:\n{self._last_words()}")
 
     def log(self, lines: int) -> str:
