@@ -205,6 +205,20 @@ def test_a_git_repository_runs_in_an_environment_of_its_own_made_by_uv(project: 
 
 
 @pytest.mark.skipif(not find_uv(), reason="uv is not installed")
+def test_a_space_is_fetched_installed_and_served(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a hub that is a folder: git takes its address like any other."""
+    space = tmp_path / "spaces" / "owner" / "my-game"
+    subprocess.run(["git", "clone", "-q", str(project), str(space)], check=True)
+    monkeypatch.setenv("HF_ENDPOINT", f"file://{tmp_path}")
+    with GenericEnvClient.from_env("owner/my-game", use_docker=False, max_sessions=2).sync() as env:
+        env.reset()
+    with pytest.raises(ConfigurationError, match="OWNER/NAME"):
+        GenericEnvClient.from_hub("my-game")
+
+
+@pytest.mark.skipif(not find_uv(), reason="uv is not installed")
 def test_a_provider_with_openenvs_constructor_starts_a_folder(project: Path) -> None:
     with OpenEnvUVProvider(str(project), env_vars={"MAX_CONCURRENT_ENVS": "3"}) as provider:
         provider.wait_for_ready(timeout_s=5)
