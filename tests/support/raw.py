@@ -56,7 +56,7 @@ def upgraded(port: int, path: str = "/ws", timeout: float = 20) -> socket.socket
             head += byte
         if b" 101 " not in head.split(b"\r\n")[0]:
             raise ConnectionRefusedError(head.decode(errors="replace"))
-    except BaseException:
+    except BaseException:  # Ctrl-C too: what is half made is not left behind
         sock.close()
         raise
     return sock

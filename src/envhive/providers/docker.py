@@ -121,7 +121,7 @@ class LocalDockerProvider(ContainerCalls, PlacingProvider):
             container = self._docker.containers.create(image_of(spec), **settings)
             try:
                 container.start()
-            except BaseException:
+            except BaseException:  # Ctrl-C too: what is half made is not left behind
                 container.remove(force=True, v=True)
                 raise
         self._began[name] = time.monotonic()

@@ -58,7 +58,7 @@ class Guarded:
                     env=environment,
                     start_new_session=True,  # Ctrl-C is ours to handle
                 )
-        except BaseException:
+        except BaseException:  # Ctrl-C too: what is half made is not left behind
             os.close(self._hold)
             raise
         finally:

@@ -59,7 +59,7 @@ class Browser:
                 handle_sigterm=False,
                 handle_sighup=False,
             )
-        except BaseException:
+        except BaseException:  # Ctrl-C too: what is half made is not left behind
             self._end()
             raise
         browsergym.core._set_global_playwright(self)

@@ -92,7 +92,7 @@ class Depot:
         self.template = self.folder / "template"
         try:
             self._fill()
-        except BaseException:
+        except BaseException:  # Ctrl-C too: what is half made is not left behind
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
