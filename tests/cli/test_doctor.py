@@ -21,7 +21,7 @@ from tests.support.processes import ENVHIVE, ServerProcess, envhive_serve, plain
 from tests.support.servers import eventually
 
 HANGING = """
-    import asyncio, time
+    import asyncio, pathlib, time
     from envhive import Action, Environment, Observation
 
     class Wait(Action):
@@ -35,6 +35,7 @@ HANGING = """
             self.search_for_it(action.seconds)
             return Observation(reward=1.0)
         def search_for_it(self, seconds):
+            pathlib.Path("searching").touch()
             time.sleep(seconds)
         @property
         def state(self):
@@ -47,6 +48,7 @@ HANGING = """
             await self.search_for_it(action.seconds)
             return Observation(reward=1.0)
         async def search_for_it(self, seconds):
+            pathlib.Path("searching").touch()
             await asyncio.sleep(seconds)
 """
 KINDS = [(name, isolation) for name in ("Plain", "Async") for isolation in ("thread", "process")]
@@ -59,7 +61,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def hanging(server: ServerProcess) -> Iterator[list[EnvHiveError]]:
+def hanging(server: ServerProcess, folder: Path) -> Iterator[list[EnvHiveError]]:
     """A client in the middle of a step that does not end; what it gets is in the list, in the end."""
     heard: list[EnvHiveError] = []
 
@@ -74,7 +76,7 @@ def hanging(server: ServerProcess) -> Iterator[list[EnvHiveError]]:
     thread = threading.Thread(target=step)
     thread.start()
     try:
-        eventually(lambda: [each["doing"] for each in server.sessions()] == ["step"])
+        eventually((folder / "searching").exists)
         yield heard
     finally:
         thread.join(timeout=20)
@@ -96,7 +98,7 @@ def test_a_step_that_hangs_is_shown_with_its_stack_and_can_be_ended(name: str, i
         well = run("doctor", server.url)
         assert (well.returncode, well.stderr) == (0, "")
         assert "healthy: 0 of 2 sessions" in well.stdout
-        with hanging(server) as heard:
+        with hanging(server, tmp_path) as heard:
             (suspect,) = report(server, "--slow", "0")["suspects"]
             functions = [frame["function"].rpartition(".")[2] for frame in suspect["stack"]]
             assert functions[:2] == ["step", "search_for_it"]

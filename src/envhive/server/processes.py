@@ -407,8 +407,8 @@ class ProcessRunner(Runner):
     async def stack(self) -> Stack:
         if self._child is None or self._child.pid is None:
             return []
-        self._child.tell("stack")
-        return await stacks.of_process(self._child.pid)
+        ask_loop = functools.partial(self._child.tell, "stack") if self._on_loop else None
+        return await stacks.of_process(self._child.pid, ask_loop)
 
     def close(self, done: Done) -> None:
         if self._child is None:

@@ -120,7 +120,7 @@ class Resident:
         elif what == "cancel":
             self._runner.cancel()
         elif what == "stack":
-            if self._stacks is not None and self._runner.coroutine is not None:
+            if self._stacks is not None:
                 stacks.write_down(self._runner.coroutine, self._stacks)
         elif what == "close":
             self._leaving = True

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -21,7 +22,7 @@ _OWN: Final = str(Path(__file__).parent)
 _MEMORY: Final = "envhive-stack"
 _COROUTINE: Final = "Coroutine (most recent call first):\n"
 _LOOK_S: Final = 0.01
-_LOOKS: Final = 50
+_LOOKS: Final = 100
 _LINE: Final = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 
 
@@ -62,17 +63,20 @@ def answer_signals() -> int | None:
 
 
 def write_down(coroutine: Any, memory: int) -> None:
-    """In an environment's process, whose event loop is free: what the coroutine waits for."""
+    """In an environment's process, whose event loop is free: what the coroutine waits for, if there is one."""
     lines = [f'  File "{e["file"]}", line {e["line"]} in {e["function"]}\n' for e in of_coroutine(coroutine)[::-1]]
     os.write(memory, "".join([_COROUTINE, *lines]).encode())
 
 
-async def of_process(pid: int) -> Stack:
-    """The stack of an environment's process; empty where that cannot be had."""
+async def of_process(pid: int, ask_loop: Callable[[], None] | None) -> Stack:
+    """The stack of an environment's process; empty where that cannot be had.
+
+    `ask_loop` asks its event loop, if it has one, to write down its coroutine.
+    """
     with contextlib.suppress(OSError):  # it may have ended
         link = _memory_of(pid) if sys.platform == "linux" else None
         if link is not None:
-            return await _ask(pid, link)
+            return await _ask(pid, link, ask_loop)
     return []
 
 
@@ -81,16 +85,20 @@ def _memory_of(pid: int) -> Path | None:
     return next((link for link in links if os.readlink(link).startswith(f"/memfd:{_MEMORY}")), None)
 
 
-async def _ask(pid: int, link: Path) -> Stack:
+async def _ask(pid: int, link: Path, ask_loop: Callable[[], None] | None) -> Stack:
     with link.open("r+b") as memory:
         begin = memory.seek(0, os.SEEK_END)
         os.kill(pid, _signal())
+        last = b""
+        if ask_loop is not None:
+            ask_loop()
+            last = _COROUTINE.encode()  # late, or never if the environment blocks its loop
         written = b""
         for _ in range(_LOOKS):
             await asyncio.sleep(_LOOK_S)
             memory.seek(begin)
             before, written = written, memory.read()
-            if written and written == before:
+            if written and written == before and last in written:
                 break
     _, _, of_coroutine = written.decode(errors="replace").partition(_COROUTINE)
     text = of_coroutine or written.decode(errors="replace")
