@@ -204,7 +204,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     @classmethod
     def _maker(cls, options: dict[str, Any]) -> Callable[[str, str | None], Self]:
-        return lambda url, token: cls(url, **{"token": token, **options})
+        def make(url: str, token: str | None) -> Any:
+            given = options if token is None else {"token": token, **options}  # a derived class may not take one
+            return cls(base_url=url, **given)
+
+        return make
 
     # The environment.
 

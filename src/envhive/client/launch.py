@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from envhive.errors import ConfigurationError
 from envhive.fleet.fleet import Fleet
@@ -37,7 +37,7 @@ class Servers(Protocol):
         """What the servers ask of clients."""
 
 
-class Launch(Generic[ClientT]):
+class Launch(Coroutine[Any, Any, ClientT]):
     """A client whose servers are still to be started. Nothing happens before one of these:
 
         env = await launch                      then, at the end: await env.close()
@@ -51,9 +51,26 @@ class Launch(Generic[ClientT]):
         self._make = make
         self._servers = servers
         self._client: ClientT | None = None
+        self._beginning: Coroutine[Any, Any, ClientT] | None = None
 
     def __await__(self) -> Generator[Any, None, ClientT]:
         return self._begin().__await__()
+
+    # What `asyncio.run` and `create_task` want of a coroutine.
+
+    def send(self, value: Any) -> Any:
+        if self._beginning is None:
+            self._beginning = self._begin()
+        return self._beginning.send(value)
+
+    def throw(self, *failure: Any) -> Any:
+        if self._beginning is None:
+            self._beginning = self._begin()
+        return self._beginning.throw(*failure)
+
+    def close(self) -> None:
+        if self._beginning is not None:
+            self._beginning.close()
 
     async def __aenter__(self) -> ClientT:
         return await self
@@ -66,11 +83,11 @@ class Launch(Generic[ClientT]):
 
     def sync(self) -> SyncEnvClient[Any, Any, Any]:
         """Start the servers and connect, for code without `await`."""
-        from envhive.client.sync import SyncEnvClient, run_in_background
+        from envhive.client.sync import run_in_background
 
         url = self._servers.start()  # on this thread, so that Ctrl-C reaches it
         try:
-            return SyncEnvClient(run_in_background(self._connect(url)))
+            return run_in_background(self._connect(url)).sync()
         except BaseException:  # Ctrl-C too: nobody would stop them
             self._servers.stop()
             raise

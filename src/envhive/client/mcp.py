@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic import ConfigDict
 
 from envhive.client.client import EnvClient, _as_dict, _as_model
-from envhive.client.sync import SyncEnvClient, run_in_background
+from envhive.client.sync import SyncEnvClient
 from envhive.errors import BadReplyError, EnvHiveError, StepTimeoutError, ToolCallError, from_wire
 from envhive.tools import CallToolObservation, ListToolsObservation, Tool, ToolErrorType
 from envhive.types import Observation, State, StepResult
@@ -113,19 +113,19 @@ class SyncMCPToolClient(SyncEnvClient[Any, Observation, State]):
 
     def list_tools(self, use_cache: bool = False) -> list[Tool]:
         """See `MCPToolClient.list_tools`."""
-        return run_in_background(self._tool_client.list_tools(use_cache))
+        return self._run(self._tool_client.list_tools, use_cache)
 
     def get_tool(self, name: str) -> Tool | None:
         """See `MCPToolClient.get_tool`."""
-        return run_in_background(self._tool_client.get_tool(name))
+        return self._run(self._tool_client.get_tool, name)
 
     def has_tool(self, name: str) -> bool:
         """See `MCPToolClient.has_tool`."""
-        return run_in_background(self._tool_client.has_tool(name))
+        return self._run(self._tool_client.has_tool, name)
 
     def call_tool(self, name: str, /, arguments: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
         """See `MCPToolClient.call_tool`."""
-        return run_in_background(self._tool_client.call_tool(name, arguments, **kwargs))
+        return self._run(self._tool_client.call_tool, name, arguments, **kwargs)
 
 
 # Environments add fields of their own to what they observe: then these stand in for the classes above.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -16,7 +18,10 @@ T = TypeVar("T")
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
-    """An `EnvClient` without `await`. Safe from several threads, and inside a running event loop (a notebook)."""
+    """An `EnvClient` without `await`. Safe from several threads, and inside a running event loop (a notebook).
+
+    Whatever else a client's class has is here, too: its coroutines as plain methods.
+    """
 
     def __init__(self, client: EnvClient[ActT, ObsT, StateT]) -> None:
         self._client = client
@@ -31,24 +36,24 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def reset(self, **kwargs: Any) -> StepResult[ObsT]:
         """See `EnvClient.reset`."""
-        return run_in_background(self._client.reset(**kwargs))
+        return self._run(self._client.reset, **kwargs)
 
     def step(self, action: ActT, timeout_s: float | None = None) -> StepResult[ObsT]:
         """See `EnvClient.step`."""
-        return run_in_background(self._client.step(action, timeout_s))
+        return self._run(self._client.step, action, timeout_s)
 
     def state(self) -> StateT:
         """See `EnvClient.state`."""
-        return run_in_background(self._client.state())
+        return self._run(self._client.state)
 
     def connect(self) -> Self:
         """See `EnvClient.connect`."""
-        run_in_background(self._client.connect())
+        self._run(self._client.connect)
         return self
 
     def close(self) -> None:
         """See `EnvClient.close`."""
-        run_in_background(self._client.close())
+        self._run(self._client.close)
 
     def disconnect(self) -> None:
         """The same as `close`."""
@@ -61,6 +66,20 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _run(self, method: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> T:
+        return run_in_background(_called_there(method, args, kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        found = getattr(self._client, name)
+        return functools.partial(self._run, found) if inspect.iscoroutinefunction(found) else found
+
+
+async def _called_there(method: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    """Call a method where it will run, on the shared event loop."""
+    return await method(*args, **kwargs)
 
 
 class _Background:
@@ -89,6 +108,11 @@ def _forget_background() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_background)
+
+
+def is_in_background() -> bool:
+    """Whether this code runs on the shared event loop."""
+    return asyncio.get_running_loop() is _background.loop()
 
 
 def run_in_background(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -3,17 +3,235 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import re
-from collections.abc import Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
-from envhive.client.client import EnvClient
-from envhive.types import StepResult
+from envhive.client import client as native
+from envhive.client import mcp, sync
+from envhive.client.launch import servers_of
+from envhive.client.sync import is_in_background, run_in_background
+from envhive.client.transport import Transport, websocket_url
+from envhive.errors import ConfigurationError
+from envhive.fleet.fleet import Fleet
+from envhive.providers.base import Provider
+from envhive.types import Observation, State, StepResult
 
 ActT = TypeVar("ActT")
 ObsT = TypeVar("ObsT")
+StateT = TypeVar("StateT")
 T = TypeVar("T")
+_NOWHERE: Final = "http://not-started-yet"
+
+
+class EnvClient(native.EnvClient[ActT, ObsT, StateT]):
+    """OpenEnv's client: in plain code its methods return results, and where an event loop runs they are awaited.
+
+    A `provider` without a `base_url` is started with the first connection, and stopped when the client is closed.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        connect_timeout_s: float = 10.0,
+        message_timeout_s: float | None = 60.0,
+        max_message_size_mb: float = 100.0,
+        websocket_ping_interval_s: float | None = 20.0,
+        websocket_ping_timeout_s: float | None = 20.0,
+        provider: Any = None,
+        mode: str | None = None,
+        headers: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        if base_url is None and provider is None:
+            raise ValueError("EnvClient requires either base_url or provider.")
+        super().__init__(
+            base_url or _NOWHERE,
+            connect_timeout_s=connect_timeout_s,
+            message_timeout_s=message_timeout_s,
+            max_message_size_mb=max_message_size_mb,
+            websocket_ping_interval_s=websocket_ping_interval_s,
+            websocket_ping_timeout_s=websocket_ping_timeout_s,
+            mode=mode,
+            headers=headers,
+            **options,
+        )
+        self._provided = None if provider is None else _Provided(provider)
+        self._starts_provider = base_url is None
+        if base_url is None:
+            self._base_url = ""
+        else:
+            self._servers = self._provided
+        self._is_plain: bool | None = None
+        """Whether it is used by plain code; None before its first use."""
+        self._children: list[EnvClient[Any, Any, Any]] = []
+
+    @property
+    def base_url(self) -> Any:
+        """The server's address; None until a provider is started."""
+        return self._base_url or None
+
+    # Each of them for both kinds of code.
+
+    def connect(self) -> Any:
+        return self._either(super().connect)
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self._either(functools.partial(super().reset, **kwargs))
+
+    def step(self, action: ActT, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        return self._either(functools.partial(super().step, action, timeout_s))
+
+    def state(self) -> Any:
+        return self._either(super().state)
+
+    def close(self) -> Any:
+        return self._either(self._close)
+
+    def disconnect(self) -> Any:
+        return self.close()
+
+    async def _close(self) -> None:
+        children, self._children = self._children, []
+        for child in children:
+            await native.EnvClient.close(child)
+        await super().close()
+        if self._starts_provider:
+            self._base_url = ""
+
+    def _either(self, call: Callable[[], Coroutine[Any, Any, T]]) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._is_plain = True
+            return run_in_background(call())
+        if is_in_background() or self._is_plain is False:
+            return call()
+        return run_in_background(call()) if self._is_plain else _Pending(self, call)
+
+    async def __aenter__(self) -> Self:
+        self._is_plain = False
+        await super().connect()
+        return self
+
+    def __enter__(self) -> Self:  # type: ignore[override]
+        self._is_plain = True
+        run_in_background(super().connect())
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        run_in_background(self._close())
+
+    def sync(self) -> SyncEnvClient[ActT, ObsT, StateT]:
+        return SyncEnvClient(self)
+
+    async def new_session(self) -> Self:
+        """Another client of the same server, with a session of its own. It is closed with this one."""
+        if not self._base_url:
+            await super().connect()
+        child = copy.copy(self)
+        child._transport, child._home, child._servers = None, None, None
+        child._provided, child._starts_provider, child._children = None, False, []
+        await native.EnvClient.connect(child)
+        self._children.append(child)
+        return child
+
+    async def _connected(self, *, may_reconnect: bool = False) -> Transport:
+        if not self._base_url and self._provided is not None:
+            self._servers = self._provided
+            url = await asyncio.to_thread(self._provided.start)
+            self._base_url, self._url = url.rstrip("/"), websocket_url(url)
+        return await super()._connected(may_reconnect=may_reconnect)
+
+
+class _Pending(Generic[T]):
+    """A call where an event loop runs, of a client that has not been used yet: to await, or to look at (a notebook)."""
+
+    def __init__(self, client: EnvClient[Any, Any, Any], call: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._client = client
+        self._call = call
+        self._results: list[T] = []
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        self._client._is_plain = False
+        return self._call().__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        if not self._results:
+            self._client._is_plain = True
+            self._results.append(run_in_background(self._call()))
+        return getattr(self._results[0], name)
+
+
+class _Provided:
+    """A provider of OpenEnv's kind or of EnvHive's, as servers of a client."""
+
+    token = None
+
+    def __init__(self, provider: Any) -> None:
+        self._provider: Any = servers_of(provider) if isinstance(provider, (Provider, Fleet)) else provider
+        self._lock = threading.Lock()
+        self._url: str | None = None
+
+    def start(self) -> str:
+        with self._lock:
+            if self._url is None:
+                try:
+                    self._url = self._start()
+                except BaseException:  # Ctrl-C too: what is half started is stopped
+                    self._stop()
+                    raise
+            return self._url
+
+    def stop(self) -> None:
+        with self._lock:
+            self._url = None
+            self._stop()
+
+    def _start(self) -> str:
+        provider = self._provider
+        if isinstance(provider, (Provider, Fleet)):
+            url = provider.start()
+        elif hasattr(provider, "start_container"):
+            url = str(provider.start_container())
+            provider.wait_for_ready(url)
+        elif hasattr(provider, "start"):
+            url = str(provider.start())
+            provider.wait_for_ready()
+        else:
+            name = type(provider).__name__
+            raise ConfigurationError(f"{name} is no provider: it has neither start nor start_container.")
+        return url
+
+    def _stop(self) -> None:
+        stop = getattr(self._provider, "stop_container", None) or getattr(self._provider, "stop", None)
+        if stop is not None:
+            stop()
+
+
+class SyncEnvClient(sync.SyncEnvClient[ActT, ObsT, StateT]):
+    """The client for plain code, by OpenEnv's calls."""
+
+    def step(self, action: ActT, timeout_s: float | None = None, **kwargs: Any) -> StepResult[ObsT]:
+        return super().step(action, timeout_s)
+
+    def new_session(self) -> SyncEnvClient[ActT, ObsT, StateT]:
+        client = self.async_client
+        if not isinstance(client, EnvClient):
+            raise ConfigurationError("new_session is a method of clients that derive from OpenEnv's EnvClient.")
+        return SyncEnvClient(self._run(client.new_session))
+
+
+class GenericEnvClient(EnvClient[Any, dict[str, Any], dict[str, Any]]):
+    """A client for any environment, in plain dicts."""
+
+
+class MCPToolClient(EnvClient[Any, Observation, State], mcp.MCPToolClient):  # type: ignore[misc]
+    """One session with an environment that offers tools."""
 
 
 class GenericAction(dict[str, Any]):
@@ -80,7 +298,7 @@ class HTTPEnvClient(Generic[ActT, ObsT]):
         return payload
 
 
-class _Speaking(EnvClient[Any, Any, Any]):
+class _Speaking(native.EnvClient[Any, Any, Any]):
     """Speaks for an `HTTPEnvClient`, in that one's words."""
 
     def __init__(self, owner: HTTPEnvClient[Any, Any], base_url: str, **options: Any) -> None:

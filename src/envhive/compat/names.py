@@ -61,12 +61,12 @@ _RUBRICS: Final = {
     "trajectory": _from("envhive.rubrics", "ExponentialDiscountingTrajectoryRubric", "TrajectoryRubric"),
 }
 _STEP_RESULT: Final = _from("envhive.types", "StepResult")
-_CLIENT: Final = _from("envhive.client.client", "EnvClient")
-_GENERIC: Final = _from("envhive.client.client", "GenericEnvClient") | _from("envhive.compat.clients", "GenericAction")
-_SYNC: Final = _from("envhive.client.sync", "SyncEnvClient")
+_CLIENT: Final = _from("envhive.compat.clients", "EnvClient")
+_GENERIC: Final = _from("envhive.compat.clients", "GenericAction", "GenericEnvClient")
+_SYNC: Final = _from("envhive.compat.clients", "SyncEnvClient")
 _MCP_CLIENT: Final = {
-    "MCPClientBase": "envhive.client.mcp:MCPToolClient",
-    "MCPToolClient": "envhive.client.mcp:MCPToolClient",
+    "MCPClientBase": "envhive.compat.clients:MCPToolClient",
+    "MCPToolClient": "envhive.compat.clients:MCPToolClient",
 }
 _HTTP_CLIENT: Final = _from("envhive.compat.clients", "HTTPEnvClient")
 _MODELS: Final = _from(
