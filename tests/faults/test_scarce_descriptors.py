@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -17,25 +18,24 @@ pytestmark = pytest.mark.integration
 
 ROOT: Final = Path(__file__).parents[2]
 FILES: Final = 64
+ENOUGH: Final = 12
+"""Newcomers that are turned away, until it is plain that there is no room."""
 
 
-def came_in(port: int, stack: ExitStack, tally: Tally) -> raw.Player | None:
-    """A client with a session, if it gets one; else how it was refused is noted."""
+def come_in(port: int) -> raw.Player | str:
+    """A client with a session, or how it was refused one."""
     try:
         player = raw.Player(raw.upgraded(port, timeout=1))
     except OSError as error:
-        tally.failed("waited" if isinstance(error, TimeoutError) else "hung up on")
-        return None
-    stack.callback(player.close)
+        return "waited" if isinstance(error, TimeoutError) else "hung up on"
     try:
         reply = player.ask({"type": "reset"})
     except OSError as error:
-        tally.failed(error)
-        return None
+        player.close()
+        return type(error).__name__
     if reply["type"] == "error":
-        tally.failed(reply["data"]["code"])
-        return None
-    tally.answered()
+        player.close()
+        return str(reply["data"]["code"])
     return player
 
 
@@ -55,22 +55,27 @@ def test_without_descriptors_sessions_go_on_and_newcomers_find_room_later(
                 tally.counts += counts
                 assert counts["answered"] > 10 * workers
                 assert sum(counts.values()) - counts["answered"] > 0
-        with ExitStack() as stack:
-            assert came_in(server.port, stack, Tally()) is not None
+        later = come_in(server.port)
+        assert isinstance(later, raw.Player), later
+        later.close()
 
 
 def crowd_in(server: ServerProcess) -> Counter[str]:
     """Come with more clients than there can be, step with those who came in, and leave."""
     tally = Tally()
     with ExitStack() as stack:
+        crowd = stack.enter_context(ThreadPoolExecutor(ENOUGH))  # who has to wait does so beside the others
         players: list[raw.Player] = []
         turned_away = 0
-        while turned_away < 12:
-            player = came_in(server.port, stack, tally)
-            if player is None:
-                turned_away += 1
-            else:
-                players.append(player)
+        while turned_away < ENOUGH:
+            for newcomer in crowd.map(come_in, [server.port] * ENOUGH):
+                if isinstance(newcomer, str):
+                    tally.failed(newcomer)
+                    turned_away += 1
+                else:
+                    tally.answered()
+                    stack.callback(newcomer.close)
+                    players.append(newcomer)
             assert len(players) < 3 * FILES, "the limit was never reached"
         for number in (1, 2, 3):
             for player in players:

@@ -118,13 +118,21 @@ def test_a_server_whose_environments_cannot_be_made_is_not_well() -> None:
 
     async def scenario() -> None:
         nonlocal broken
-        hive = hive_for(make, max_sessions=1)
+        clock = Clock()
+        hive = hive_for(make, clock, max_sessions=1)
         seen = []
         for _ in range(3):
             with pytest.raises(Exception, match="no disk"):
                 await hive.metadata()
             seen.append((await hive.health()).status)
         assert seen == ["degraded", "degraded", "unhealthy"]
+        clock.now += 29
+        assert (await hive.health()).status == "unhealthy"
+        clock.now += 2  # nobody has tried since, as nobody sends clients to a server that is not well
+        assert (await hive.health()).status == "healthy"
+        with pytest.raises(Exception, match="no disk"):
+            await hive.metadata()
+        assert (await hive.health()).status == "unhealthy"
         broken = False
         await hive.metadata()
         assert (await hive.health()).status == "healthy"

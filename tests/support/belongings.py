@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import urllib.error
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +55,7 @@ class Belongings:
             descriptors=sum(_entries(pid, "fd") for pid in pids),
             memory=memory(pids),
             own_memory=sum(map(_own_memory, pids)),
-            sessions=server.health()["active_sessions"],
+            sessions=_in_use(server),
             listed=len(server.sessions()),
         )
 
@@ -119,9 +121,17 @@ def nothing_left_behind(server: ServerProcess, what: str, *, within: float = 30,
     print(row(what, before, after[0], tally))
 
 
+def _in_use(server: ServerProcess) -> int:
+    try:
+        health = server.health()
+    except urllib.error.HTTPError as unwell:  # environments could not be made, which it says for a while
+        health = json.load(unwell)
+    return int(health["active_sessions"])
+
+
 def _is_empty(server: ServerProcess) -> bool:
     try:
-        return server.health()["active_sessions"] == 0
+        return _in_use(server) == 0
     except OSError:  # it has no descriptor for the question yet
         return False
 

@@ -12,6 +12,8 @@ LAG_DEGRADED: Final = 1.0
 LAG_UNHEALTHY: Final = 10.0
 FAILURES_UNHEALTHY: Final = 3
 """Environments that fail to be made in a row before a server calls itself unhealthy."""
+FAILURES_FORGOTTEN_S: Final = 30.0
+"""After so long without another attempt: nobody sends clients to an unhealthy server, so who else would find out?"""
 
 _ORDER: Final = [HealthStatus.HEALTHY, HealthStatus.DEGRADED, HealthStatus.DRAINING, HealthStatus.UNHEALTHY]
 

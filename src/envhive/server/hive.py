@@ -30,7 +30,7 @@ from envhive.server.blueprint import Blueprint, session_limit
 from envhive.server.calls import Calls
 from envhive.server.config import ServerConfig
 from envhive.server.crew import current_crew
-from envhive.server.health import Health, judge, merged, report_of
+from envhive.server.health import FAILURES_FORGOTTEN_S, Health, judge, merged, report_of
 from envhive.server.heartbeat import Heartbeat
 from envhive.server.http_sessions import HttpSessions
 from envhive.server.layer2 import Extended
@@ -96,6 +96,7 @@ class Hive:
         self._draining = False
         self._lags: deque[float] = deque(maxlen=_LAG_SAMPLES)
         self._failures_in_a_row = 0
+        self._failed_at = 0.0
         self._detached: set[Session] = set()
         self.http = HttpSessions(self._places, config.session_timeout)
         """Sessions that are found by their id."""
@@ -245,9 +246,12 @@ class Hive:
         return self.admit(None, owner=owner, reserved=True)
 
     def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
-        self._failures_in_a_row = 0 if error is None else self._failures_in_a_row + 1
-        if error is not None:
-            self.metrics.not_opened(error)
+        if error is None:
+            self._failures_in_a_row = 0
+            return
+        self._failures_in_a_row += 1
+        self._failed_at = self._clock()
+        self.metrics.not_opened(error)
 
     def session_closed(self, session: Session) -> None:
         self._detached.discard(session)
@@ -345,11 +349,12 @@ class Hive:
     def own_health(self) -> Health:
         """How this process is."""
         lag = max(self._lags, default=0.0)
+        failed_lately = self._clock() - self._failed_at < FAILURES_FORGOTTEN_S
         status, reasons = judge(
             draining=self._draining,
             lag=lag,
             window=_LAG_SAMPLES * self._tick,
-            failures_in_a_row=self._failures_in_a_row,
+            failures_in_a_row=self._failures_in_a_row if failed_lately else 0,
         )
         return Health(
             status=status,
