@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 import envhive
-from tests.integration.conftest import CACHE, clean_environ, installed, run_or_fail
+from tests.integration.conftest import CACHE, clean_environ, install, installed, run_or_fail
 
 collect_ignore_glob = ["folders/*", "llm_script.py"]  # which need OpenEnv, or a hook, to be imported
 
@@ -52,7 +52,7 @@ def both_installed() -> Path:
             (ours,) = folder.glob("lib/python*/site-packages")
             (ours / "peer.pth").write_text(f"{theirs}\n")  # all of the peer is there, at the price of one line
             needed = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
-            run_or_fail(str(python), "-m", "pip", "install", "--disable-pip-version-check", *needed)
+            install(python, *needed)
             complete.touch()
     return python
 

@@ -225,7 +225,10 @@ def test_a_provider_with_openenvs_constructor_starts_a_folder(project: Path) -> 
         assert json.loads(ask(provider.base_url, "GET", "/health")[1])["max_sessions"] == 3
 
 
-def test_a_folder_runs_in_an_environment_of_its_own_made_by_pip_where_there_is_no_uv(project: Path) -> None:
+def test_a_folder_runs_in_an_environment_of_its_own_made_by_pip_where_there_is_no_uv(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_COMPILE", "1")  # which would be most of the time that it takes
     play_a_step(UVProvider(project, uv=""))
 
 

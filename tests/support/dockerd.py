@@ -217,7 +217,7 @@ def _build_image(docker: Docker, context: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE", "docker/Dockerfile"):
         shutil.copy(REPOSITORY / name, context / Path(name).name)
     shutil.copytree(REPOSITORY / "src", context / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    options = {"BASE": BASE, "PIP_OPTIONS": "--no-index --find-links=/wheels"}
+    options = {"BASE": BASE, "PIP_OPTIONS": "--no-index --find-links=/wheels --no-compile"}
     docker.client.images.build(path=str(context), tag=IMAGE, buildargs=options, rm=True, network_mode="none")
 
 

@@ -30,6 +30,8 @@ Progress = Callable[[str], None]
 _LOOK_S: Final = 0.05
 _LONGEST_LOOK_S: Final = 0.5
 _HEALTH_TIMEOUT_S: Final = 5.0
+_COMPLAINT: Final = 300
+"""Characters of what a server that is not well says of itself."""
 
 
 class CommonOptions(TypedDict, total=False):
@@ -205,8 +207,9 @@ class Provider(ABC):
             if not patient and (failure := self._failure()) is not None:
                 raise ProviderError(self._with_last_words(failure))
             if time.monotonic() > deadline:
-                late = f"{len(healthy)} of {self.count} replicas were healthy in time."
-                raise ProviderError(self._with_last_words(late))
+                late = [f"{len(healthy)} of {self.count} replicas were healthy in time."]
+                late += [_complaint(replica) for replica in there if replica not in healthy]
+                raise ProviderError(self._with_last_words(" ".join(late)))
             sentence = f"{len(healthy)} of {self.count} replicas healthy, {len(there)} with an address"
             if sentence != said:
                 self._tell(sentence)
@@ -269,6 +272,12 @@ class Provider(ABC):
         self.stop()
 
 
+def _complaint(replica: Replica) -> str:
+    status, said = ask(replica.url, "GET", "/health", timeout_s=_HEALTH_TIMEOUT_S)
+    what = f"answers {status}" if status else "does not answer"
+    return f"{replica.where or replica.name} {what} at {replica.url}: {said.decode(errors='replace')[:_COMPLAINT]}."
+
+
 def is_healthy(url: str) -> bool:
     """Whether a server answers, and would take sessions."""
     return ask(url, "GET", "/health", timeout_s=_HEALTH_TIMEOUT_S)[0] == 200
@@ -277,7 +286,7 @@ def is_healthy(url: str) -> bool:
 def ask(
     url: str, method: str, path: str, *, token: str | None = None, timeout_s: float = _HEALTH_TIMEOUT_S
 ) -> tuple[int, bytes]:
-    """A plain HTTP request: status and body; status 0 if there was no answer."""
+    """A plain HTTP request: status and body; status 0, and why, if there was no answer."""
     parts = urlsplit(url)
     factory = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = factory(parts.hostname or "", parts.port, timeout=timeout_s)
@@ -286,8 +295,8 @@ def ask(
         connection.request(method, parts.path.rstrip("/") + path, headers=headers)
         response = connection.getresponse()
         return response.status, response.read()
-    except (OSError, http.client.HTTPException):
-        return 0, b""
+    except (OSError, http.client.HTTPException) as error:
+        return 0, str(error).encode()
     finally:
         connection.close()
 
