@@ -54,7 +54,7 @@ class Belongings:
             threads=sum(_entries(pid, "task") for pid in pids),
             descriptors=sum(_entries(pid, "fd") for pid in pids),
             memory=memory(pids),
-            own_memory=sum(map(_own_memory, pids)),
+            own_memory=sum(map(own_memory, pids)),
             sessions=_in_use(server),
             listed=len(server.sessions()),
         )
@@ -73,7 +73,8 @@ def _entries(pid: int, folder: str) -> int:
     return 0
 
 
-def _own_memory(pid: int) -> int:
+def own_memory(pid: int) -> int:
+    """Bytes of a process that are in no file."""
     with contextlib.suppress(OSError):  # it has just ended
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
