@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from envhive import GenericEnvClient
+from envhive import GenericEnvClient, MCPToolClient
 from envhive.compat.providers import UVProvider as OpenEnvUVProvider
 from envhive.errors import ConfigurationError, ProviderError, UnauthorizedError
 from envhive.providers import ProcessProvider, UVProvider, make_provider
@@ -122,11 +122,26 @@ def test_a_client_starts_its_servers_and_stops_them() -> None:
 
 
 async def reset_once(provider: ProcessProvider) -> GenericEnvClient:
-    env = await GenericEnvClient.from_provider(provider)
+    env = await asyncio.create_task(GenericEnvClient.from_provider(provider))
     await env.reset()
     await env.close()
     await env.close()
     return env
+
+
+def test_the_plain_client_of_a_launch_is_that_of_its_class() -> None:
+    class Speaker(GenericEnvClient):
+        def __init__(self, base_url: str) -> None:
+            super().__init__(base_url)
+
+        async def say(self, word: str) -> str:
+            return str((await self.step({"message": word})).observation["echoed_message"])
+
+    with Speaker.from_provider(ProcessProvider("echo")).sync() as env:
+        env.reset()
+        assert env.say("hello") == "hello"
+    with MCPToolClient.from_provider(ProcessProvider("tests.support.tools:TidyShed")).sync() as env:
+        assert "add" in [tool.name for tool in env.list_tools()]
 
 
 def test_a_start_that_nobody_waits_for_any_longer_is_undone() -> None:
