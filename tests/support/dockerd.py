@@ -87,7 +87,8 @@ def private_docker() -> Iterator[Docker]:
         stack.callback(daemon.stop)
         docker = _connected(daemon, folder)
         stack.callback(docker.client.close)
-        _forget_the_last_run(docker)
+        _remove_all(docker)  # that the last run left behind, if it was killed
+        stack.callback(_remove_all, docker)  # or the daemon might be ended before it has ended its containers
         _import_base(docker, archive, wheels, folder / "base")
         _build_image(docker, folder / "context")
         _build_stranger(docker, folder / "stranger")
@@ -166,10 +167,12 @@ def _python_of_the_image() -> str:
 
 def _make_bridge() -> None:
     name, address = _BRIDGE
-    if not Path(f"/sys/class/net/{name}").exists():  # it is left over if the tests before were killed
-        _run("ip", "link", "add", name, "type", "bridge")
-        _run("ip", "address", "add", address, "dev", name)
-        _run("ip", "link", "set", name, "up")
+    if Path(f"/sys/class/net/{name}").exists():
+        # Tests were killed, and their containers may still be at it, with addresses that are about to be given away.
+        _run("ip", "link", "delete", name)
+    _run("ip", "link", "add", name, "type", "bridge")
+    _run("ip", "address", "add", address, "dev", name)
+    _run("ip", "link", "set", name, "up")
 
 
 def _daemon(folder: Path) -> list[str]:
@@ -193,11 +196,14 @@ def _connected(daemon: Guarded, folder: Path) -> Docker:
     return found[0]
 
 
-def _forget_the_last_run(docker: Docker) -> None:
-    """What it left behind if it was killed, and layers that nobody needs."""
+def _remove_all(docker: Docker) -> None:
+    """The swarm, containers, and layers that nobody needs."""
+    from docker.errors import APIError
+
     docker.client.swarm.leave(force=True)
-    for container in docker.client.containers.list(all=True):
-        container.remove(force=True, v=True)
+    for container in docker.client.api.containers(all=True):
+        with contextlib.suppress(APIError):  # Swarm is removing it already
+            docker.client.api.remove_container(container["Id"], force=True, v=True)
     docker.client.images.prune()
 
 
