@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from envhive.envs import SHIPPED, Shipped
 from envhive.errors import ConcurrencyConfigurationError, ConfigurationError, TargetError
 from envhive.server.config import forced
-from envhive.server.target import Target, load_target, must_be_known
+from envhive.server.target import Target, describe_target, load_target, must_be_known
 
 MODELS = """
     from envhive import Action, Observation
@@ -162,6 +162,21 @@ def test_an_app_is_served_as_it_is(here: Path) -> None:
     target = load_target("dice:app")
     assert target.app is sys.modules["dice"].app
     assert target.app.title == "mine on EnvHive"
+
+
+def test_an_app_of_their_own_with_an_environments_routes_is_known_as_that_environment(here: Path) -> None:
+    write_dice_module(
+        here,
+        """
+        from fastapi import FastAPI
+        from envhive import HTTPEnvServer
+        app = FastAPI(title="theirs")
+        HTTPEnvServer(DiceEnvironment, Roll, Rolled).register_routes(app)
+        """,
+    )
+    described = describe_target(load_target("dice:app"))
+    assert described["limit"].startswith("1 session(s) at once, as DiceEnvironment does not set")
+    assert described["action"] == {}
 
 
 def test_an_app_that_is_an_object_with_an_async_call_is_served_as_it_is(here: Path) -> None:

@@ -72,6 +72,7 @@ class HTTPEnvServer:
 
         app.add_middleware(Gate, config=self.hive.config)
         app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)
+        app.state.envhive = self
 
     def get_capacity_status(self) -> ServerCapacityStatus:
         """How full the server is."""
@@ -147,7 +148,6 @@ def create_fastapi_app(
         description="A reinforcement-learning environment. Episodes run over the WebSocket at `/ws`.",
     )
     server.register_routes(app)
-    app.state.envhive = server
     return app
 
 
