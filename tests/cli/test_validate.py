@@ -156,7 +156,17 @@ FAULTS = [
     Fault(
         "a module that ends the program",
         environment("TRIES = 7", "TRIES = 7\nraise SystemExit(3)"),
-        *("contract", "error", "importing it raised SystemExit: 3", "out of the module's top level"),
+        *("contract", "error", "importing it raised SystemExit: 3", "out of a module's top level"),
+    ),
+    Fault(
+        "a module that a library refuses",
+        lambda folder: doubly_declared(folder),
+        *("contract", "error", "as it is already a Pydantic model", "Mend that line"),
+    ),
+    Fault(
+        "a module that a library refuses, by its own line",
+        lambda folder: doubly_declared(folder),
+        *("contract", "error", "game/models.py:", "Mend that line"),
     ),
     Fault(
         "no state",
@@ -255,6 +265,11 @@ def unchecked(folder: Path) -> None:
     change("game/models.py", "number: int", "number: Annotated[int, BeforeValidator(lambda given: 1)]")(folder)
     change("game/models.py", "import Field", "import BeforeValidator, Field")(folder)
     change("game/models.py", "from envhive", "from typing import Annotated\n\nfrom envhive")(folder)
+
+
+def doubly_declared(folder: Path) -> None:
+    change("game/models.py", "class Guess", "@dataclass\nclass Guess")(folder)
+    change("game/models.py", "from envhive", "from pydantic.dataclasses import dataclass\n\nfrom envhive")(folder)
 
 
 def untyped(folder: Path) -> None:
