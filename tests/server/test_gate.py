@@ -323,14 +323,16 @@ def test_a_page_of_another_origin_may_not_act(origin: str, host: str, allowed: t
         ({}, 403),
     ],
 )
-def test_a_page_that_the_app_itself_lets_in_may_act(options: dict[str, Any], status: int) -> None:
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_page_that_the_app_itself_lets_in_may_act(options: dict[str, Any], status: int, gated: bool) -> None:
     app = app_with()
-    app.add_middleware(CORSMiddleware, **options)
+    app.add_middleware(CORSMiddleware, allow_methods=["*"], **options)
     page = {"Origin": "http://localhost:5173"}
-    with TestClient(app) as client:
+    with TestClient(Gate(app, ServerConfig()) if gated else app) as client:
         reply = client.post("/reset", headers=page)
         assert reply.status_code == status
         if status == 200:
+            assert client.options("/reset", headers={**page, "Access-Control-Request-Method": "POST"}).is_success
             assert reply.headers["access-control-allow-origin"] in ("*", "http://localhost:5173")
             with client.websocket_connect("/ws", headers=page):
                 pass

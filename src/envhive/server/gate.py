@@ -97,7 +97,7 @@ class Gate:
         scheme, _, host = origin.lower().partition("://")
         port = _DEFAULT_PORTS.get(scheme, "")
         is_own = host and host.removesuffix(port) == headers.get("host", "").lower().removesuffix(port)
-        if not is_own and not _is_allowed_by_app(scope.get("app"), origin):
+        if not is_own and not _is_allowed_by_app(scope.get("app", self._app), origin):
             raise ForbiddenOriginError(
                 "This request comes from a web page of another origin. Allow it with --allow-origin"
             )
