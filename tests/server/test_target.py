@@ -17,6 +17,7 @@ from envhive.envs import SHIPPED, Shipped
 from envhive.errors import ConcurrencyConfigurationError, ConfigurationError, TargetError
 from envhive.server.config import forced
 from envhive.server.target import Target, describe_target, load_target, must_be_known
+from envhive.types import ServerMode
 
 MODELS = """
     from envhive import Action, Observation
@@ -204,6 +205,22 @@ def test_an_option_of_the_command_reaches_the_app_of_a_module(here: Path) -> Non
     with forced(max_sessions=3):
         target = load_target("dice:app")
     assert target.app.state.envhive.max_concurrent_envs == 3
+
+
+def test_the_commands_mode_wins_over_that_of_routes_which_an_app_registers(here: Path) -> None:
+    write_dice_module(
+        here,
+        """
+        from fastapi import FastAPI
+        from envhive import HTTPEnvServer
+        app = FastAPI()
+        HTTPEnvServer(DiceEnvironment, Roll, Rolled).register_routes(app, mode="production")
+        """,
+    )
+    assert TestClient(load_target("dice:app").app).post("/reset").status_code == 404
+    del sys.modules["dice"]
+    with forced(mode=ServerMode.SIMULATION):
+        assert TestClient(load_target("dice:app").app).post("/reset").status_code == 200
 
 
 def test_too_many_sessions_for_a_class_are_refused(here: Path) -> None:

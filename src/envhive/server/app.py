@@ -12,7 +12,7 @@ from envhive import __version__
 from envhive.environment import Environment
 from envhive.server.asgi_lane import serve_websocket
 from envhive.server.blueprint import Blueprint
-from envhive.server.config import as_mode, config_for_app
+from envhive.server.config import config_for_app, mode_for_app
 from envhive.server.gate import Gate
 from envhive.server.hive import Hive
 from envhive.server.http import register_http_routes
@@ -56,7 +56,7 @@ class HTTPEnvServer:
         In production mode reset, step and state are not offered.
         """
         if mode is not None:
-            self.hive.mode = self.hive.calls.mode = as_mode(mode)
+            self.hive.mode = self.hive.calls.mode = mode_for_app(mode)
         endpoint = McpEndpoint(self.hive)
         register_http_routes(app, self.hive, self.hive.mode, endpoint)
 
