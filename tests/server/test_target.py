@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from envhive.envs import SHIPPED, Shipped
 from envhive.errors import ConcurrencyConfigurationError, ConfigurationError, TargetError
 from envhive.server.config import forced
+from envhive.server.hive import Hive
 from envhive.server.target import Target, describe_target, load_target, must_be_known
 from envhive.types import ServerMode
 
@@ -205,6 +206,22 @@ def test_an_option_of_the_command_reaches_the_app_of_a_module(here: Path) -> Non
     with forced(max_sessions=3):
         target = load_target("dice:app")
     assert target.app.state.envhive.max_concurrent_envs == 3
+
+
+def test_an_app_without_an_environment_is_known_as_that(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hive, "all", set())
+    write(here / "plain.py", "from fastapi import FastAPI\napp = FastAPI()\n")
+    assert describe_target(load_target("plain:app")) == {"name": "plain:app", "has_environment": False}
+    write_dice_module(
+        here,
+        """
+        from fastapi import FastAPI
+        from envhive import create_app
+        app = FastAPI()
+        app.mount("/dice", create_app(DiceEnvironment, Roll, Rolled))
+        """,
+    )
+    assert describe_target(load_target("dice:app")) == {"name": "dice:app", "has_environment": True}
 
 
 def test_the_commands_mode_wins_over_that_of_routes_which_an_app_registers(here: Path) -> None:
