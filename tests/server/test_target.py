@@ -279,6 +279,46 @@ def test_the_folder_may_be_elsewhere(here: Path, monkeypatch: pytest.MonkeyPatch
     assert load_target(str(here / "far" / "dice_env")).name == "dice"
 
 
+@pytest.mark.parametrize("manifest", ["app: server.app:app\n", "app: dice_env.server.app:app\n"])
+@pytest.mark.parametrize("has_init", [True, False])
+def test_a_folder_by_another_name_than_its_package_is_known_by_both(
+    here: Path, monkeypatch: pytest.MonkeyPatch, manifest: str, has_init: bool
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    folder = here / "dice-space"
+    write_dice(folder, manifest, models="dice_env.models")
+    write(folder / "pyproject.toml", '[tool.setuptools.package-dir]\ndice_env = "."\n"dice_env.server" = "server"\n')
+    if has_init:
+        write(folder / "__init__.py", "WHOSE = 'ours'\n")
+    assert action_fields(load_target(str(folder))) == {"sides", "metadata"}
+    assert not has_init or importlib.import_module("dice_env").WHOSE == "ours"
+
+
+def test_an_installed_package_comes_before_the_folders(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    write(here / "installed" / "dice_env" / "models.py", MODELS.replace("sides", "edges"))
+    write(here / "installed" / "dice_env" / "__init__.py", "")
+    sys.path.append(str(here / "installed"))
+    write_dice(here / "dice-space", "app: server.app:app\n")
+    write(here / "dice-space" / "server" / "app.py", APP.replace("from models", "from dice_env.models"))
+    write(here / "dice-space" / "pyproject.toml", '[tool.setuptools.package-dir]\ndice_env = "."\n')
+    assert action_fields(load_target("dice-space")) == {"edges", "metadata"}
+
+
+def test_a_folder_with_its_package_in_a_folder_of_sources_is_run(here: Path) -> None:
+    write_dice(here / "dice", "app: server.app:app\n", models="dice_of_ours.models")
+    write(here / "dice" / "src" / "dice_of_ours" / "models.py", MODELS)
+    write(here / "dice" / "pyproject.toml", '[tool.setuptools.package-dir]\n"" = "src"\n')
+    assert action_fields(load_target("dice")) == {"sides", "metadata"}
+
+
+@pytest.mark.parametrize("text", ["[tool", "tool = 3\n", "[tool.setuptools]\npackage-dir = 'src'\n"])
+def test_a_pyproject_that_makes_no_sense_does_not_keep_a_folder_from_being_served(here: Path, text: str) -> None:
+    write_dice(here / "dice", "app: server.app:app\n")
+    write(here / "dice" / "pyproject.toml", text)
+    assert action_fields(load_target("dice")) == {"sides", "metadata"}
+
+
 def test_a_folder_may_name_a_class(here: Path) -> None:
     write_dice(here / "dice_env", "app: server.environment:DiceEnvironment\n")
     assert action_fields(load_target("dice_env")) == {"sides", "metadata"}

@@ -21,6 +21,7 @@ from envhive.inspection import infer_models, underlying_class
 from envhive.samples import sample_instance
 from envhive.server.app import create_app
 from envhive.server.hive import Hive
+from envhive.server.packages import know_packages
 
 MANIFEST = "openenv.yaml"
 
@@ -116,6 +117,7 @@ def _load_folder(folder: Path, settings: dict[str, Any] | None) -> Target:
     _import_from(folder if inside else folder.parent)
     if inside and str(folder.parent) not in sys.path:
         sys.path.append(str(folder.parent))  # where an installed copy would be: some import their own package by name
+    know_packages(folder)
     try:
         return Target(_app_from_reference(reference, env_name=None, settings=settings), name)
     except ImportError as error:
