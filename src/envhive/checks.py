@@ -133,6 +133,8 @@ class _Checker:
         self.types = declared_types(self.cls)
         self.actions = list(action) if isinstance(action, Sequence) else [] if action is None else [action]
         self.action_cls = action_cls or self.types.get("action")
+        self.keywords: dict[str, Any] = {"seed": seed, "episode_id": "check"}
+        self.refused_name: str | None = None  # why reset takes no episode_id, if it does not
         self.seed = seed
         self.steps = steps
         self.seen: dict[int, Any] = {}  # the last observation of each instance
@@ -184,6 +186,12 @@ class _Checker:
     def reset_returns_an_observation(self) -> None:
         with self._instance() as env:
             self._check_observation(self._reset(env), "reset")
+        if self.refused_name is not None:
+            raise Broken(
+                f"an episode cannot be given a name: {self.refused_name}",
+                "Take episode_id into the state; or leave the parameter out, and the server will, too.",
+                level="warning",
+            )
 
     def step_returns_an_observation(self) -> None:
         with self._instance() as env:
@@ -278,8 +286,19 @@ class _Checker:
 
     def _reset(self, env: Any) -> Any:
         plan = plan_for(type(env)).reset
-        keywords = plan.select({"seed": self.seed, "episode_id": "check"})
-        return self._see(env, self._guard("reset", lambda: getattr(env, plan.name)(**keywords)))
+        keywords = plan.select(dict(self.keywords))
+        try:
+            observation = self._guard("reset", lambda: getattr(env, plan.name)(**keywords))
+        except Broken as broken:
+            if keywords.pop("episode_id", None) is None:
+                raise
+            try:
+                observation = self._guard("reset", lambda: getattr(env, plan.name)(**keywords))
+            except Broken:
+                raise broken from None
+            del self.keywords["episode_id"]
+            self.refused_name = broken.problem
+        return self._see(env, observation)
 
     def _step(self, env: Any, index: int) -> Any:
         plan = plan_for(type(env)).step
@@ -403,4 +422,4 @@ def _comparable(observation: Any) -> dict[str, Any]:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return " ".join(line.strip() for line in lines[:3]) if lines else type(error).__name__
+    return " ".join(line.strip() for line in lines[:3]).rstrip(".") if lines else type(error).__name__

@@ -156,7 +156,22 @@ FAULTS = [
     Fault(
         "a module that ends the program",
         environment("TRIES = 7", "TRIES = 7\nraise SystemExit(3)"),
-        *("contract", "error", "importing it raised SystemExit: 3", "out of the module's top level"),
+        *("contract", "error", "importing it raised SystemExit: 3", "out of a module's top level"),
+    ),
+    Fault(
+        "a module that a library refuses",
+        lambda folder: doubly_declared(folder),
+        *("contract", "error", "as it is already a Pydantic model", "Mend that line"),
+    ),
+    Fault(
+        "a module that a library refuses, by its own line",
+        lambda folder: doubly_declared(folder),
+        *("contract", "error", "game/models.py:", "Mend that line"),
+    ),
+    Fault(
+        "an environment that takes no name for an episode",
+        lambda folder: nameless(folder),
+        *("contract", "warning", "an episode cannot be given a name: reset raised ValueError", "Take episode_id into"),
     ),
     Fault(
         "no state",
@@ -257,6 +272,16 @@ def unchecked(folder: Path) -> None:
     change("game/models.py", "from envhive", "from typing import Annotated\n\nfrom envhive")(folder)
 
 
+def doubly_declared(folder: Path) -> None:
+    change("game/models.py", "class Guess", "@dataclass\nclass Guess")(folder)
+    change("game/models.py", "from envhive", "from pydantic.dataclasses import dataclass\n\nfrom envhive")(folder)
+
+
+def nameless(folder: Path) -> None:
+    begin = "        self._secret = random"
+    environment(begin, f'        if episode_id:\n            raise ValueError("No.")\n{begin}')(folder)
+
+
 def untyped(folder: Path) -> None:
     environment("Environment[Guess, Hint, GameState]", "Environment")(folder)
     environment("action: Guess", "action")(folder)
@@ -331,6 +356,20 @@ def test_a_running_server_is_checked_as_it_is() -> None:
         code, report = report_on(server.url, "--sessions", "16")
         assert (code, found_in(report), list(report["stages"])) == (0, [], ["live"])
         assert server.health()["active_sessions"] == 0
+
+
+def test_an_environment_that_takes_no_name_for_an_episode_is_checked_without(folder: Path) -> None:
+    nameless(folder)
+    code, report = report_on(str(folder))
+    assert (code, [finding["check"] for _, finding in found_in(report)]) == (0, ["reset returns an observation"])
+    assert "an episode runs" in report["stages"]["live"]["passed"]
+
+
+def test_what_production_mode_does_not_offer_is_not_checked() -> None:
+    with envhive_serve("echo", "--mode", "production") as server:
+        code, report = report_on(server.url)
+        assert (code, found_in(report)) == (0, [])
+        assert "an episode runs: 'reset' is not available in production mode" in report["stages"]["live"]["skipped"]
 
 
 def test_a_server_that_asks_for_a_token_is_checked_with_one() -> None:

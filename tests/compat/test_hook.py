@@ -241,8 +241,38 @@ def test_an_installed_openenv_is_used_only_for_what_is_not_replaced(hook: None, 
     assert evals.Action is envhive.Action
     assert evals.State is envhive.State
     assert importlib.import_module("openenv.core.client_types").StepResult is envhive.StepResult
-    with pytest.raises(ModuleNotFoundError, match="Nor does the openenv that is installed here"):
+    with pytest.raises(ModuleNotFoundError, match="Nor has the openenv that is installed here"):
         importlib.import_module("openenv.core.nonsense")
+
+
+def test_a_replaced_module_has_the_rest_of_its_names_from_an_installed_openenv(hook: None, tmp_path: Path) -> None:
+    write_package(tmp_path / "openenv")
+    write_package(tmp_path / "openenv" / "core")
+    write_package(
+        tmp_path / "openenv" / "core" / "env_server",
+        types="class Action: ...\n",
+        web_interface="from __future__ import annotations\n"
+        "from pydantic import BaseModel\n"
+        "from .types import Action\n"
+        "class WebInterfaceManager: ...\n"
+        "class _Field(BaseModel):\n    of: type[Action]\n"
+        "def _fields(action_cls):\n    return _Field(of=action_cls)\n",
+        serialization="raise RuntimeError('it needs something else')\n",
+    )
+    sys.path.insert(0, str(tmp_path))
+    importlib.invalidate_caches()
+    found = run("from openenv.core.env_server.web_interface import _fields, WebInterfaceManager")
+    assert found["_fields"](envhive.Action).of is envhive.Action
+    assert found["WebInterfaceManager"].__module__ == "envhive.compat.manager"
+    with pytest.raises(ModuleNotFoundError, match=r"no '_nonsense' in it\. Nor has the openenv"):
+        run("from openenv.core.env_server.web_interface import _nonsense")
+    with pytest.raises(ModuleNotFoundError, match=r"no '_nonsense' in it\. Nor has the openenv"):
+        run("from openenv.core.env_server import _nonsense")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="it needs something else"):
+            run("from openenv.core.env_server.serialization import _helper")
+    compat.uninstall()
+    assert not [name for name in sys.modules if name.startswith("openenv.core.env_server.web_interface")]
 
 
 # The hook itself.

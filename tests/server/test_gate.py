@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Mount, WebSocketRoute
 from starlette.testclient import WebSocketDenialResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -310,6 +311,34 @@ def test_a_page_of_another_origin_may_not_act(origin: str, host: str, allowed: t
             with pytest.raises(WebSocketDenialResponse) as refused, client.websocket_connect("/ws", headers=headers):
                 pass
             assert refused.value.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({"allow_origins": ["*"]}, 200),
+        ({"allow_origins": ["http://localhost:5173"]}, 200),
+        ({"allow_origin_regex": r"http://localhost:\d+"}, 200),
+        ({"allow_origins": ["http://localhost:3000"]}, 403),
+        ({}, 403),
+    ],
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_page_that_the_app_itself_lets_in_may_act(options: dict[str, Any], status: int, gated: bool) -> None:
+    app = app_with()
+    app.add_middleware(CORSMiddleware, allow_methods=["*"], **options)
+    page = {"Origin": "http://localhost:5173"}
+    with TestClient(Gate(app, ServerConfig()) if gated else app) as client:
+        reply = client.post("/reset", headers=page)
+        assert reply.status_code == status
+        if status == 200:
+            assert client.options("/reset", headers={**page, "Access-Control-Request-Method": "POST"}).is_success
+            assert reply.headers["access-control-allow-origin"] in ("*", "http://localhost:5173")
+            with client.websocket_connect("/ws", headers=page):
+                pass
+        else:
+            with pytest.raises(WebSocketDenialResponse), client.websocket_connect("/ws", headers=page):
+                pass
 
 
 @pytest.mark.parametrize("lane", LANES)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
 
 from envhive import HTTPEnvServer, Observation, create_app
@@ -222,3 +223,55 @@ def test_a_server_says_whether_its_environment_may_run_many_times_at_once(env: t
     assert HTTPEnvServer(env, Move, Seen).is_concurrency_safe
     assert HTTPEnvServer(lambda: env(), Move, Seen).is_concurrency_safe
     assert not HTTPEnvServer(alone, Move, Seen).is_concurrency_safe
+
+
+# Routes of the environment's own.
+
+
+def own_route(app: FastAPI, how: str, path: str) -> None:
+    """What an environment's app may add to what `create_app` returned, in the ways there are."""
+
+    async def mine() -> str:
+        return "mine"
+
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        await JSONResponse("mine")(scope, receive, send)
+
+    if how == "mount":
+        app.mount(path, mounted)
+    elif how == "router":
+        router = APIRouter()
+        router.add_api_route(path, mine, methods=["GET", "POST"])
+        app.include_router(router)
+    else:
+        app.add_api_route(path, mine, methods=["GET", "POST"])
+
+
+@pytest.mark.parametrize("how", ["decorator", "router", "mount"])
+@pytest.mark.parametrize("method_and_path", ["GET /metrics", "GET /sessions", "GET /sessions/best", "POST /close"])
+def test_what_openenv_does_not_have_gives_way_to_the_environments_own(
+    env: type[Counting], how: str, method_and_path: str
+) -> None:
+    method, path = method_and_path.split()
+    for root in ("", "/deep"):
+        served = app = create_app(env, Move, Seen)
+        own_route(app, how, path)
+        if root:
+            served = FastAPI()
+            served.mount(root, app)
+        with TestClient(served) as client:
+            assert client.request(method, root + path).json() == "mine"
+            assert client.post(f"{root}/reset").status_code == 200
+            assert client.get(f"{root}/health").json()["status"] == "healthy"
+
+
+@pytest.mark.parametrize(("how", "path"), [("decorator", "/{rest:path}"), ("decorator", "/{page}"), ("mount", "/")])
+def test_what_takes_everything_is_not_meant_for_one_place(env: type[Counting], how: str, path: str) -> None:
+    app = create_app(env, Move, Seen)
+    own_route(app, how, path)
+    with TestClient(app) as client:
+        assert client.get("/anything").json() == "mine"
+        assert client.get("/sessions").json() == []
+        assert "envhive_sessions" in client.get("/metrics").text
+        assert client.get("/sessions/unknown").json()["code"] == "SESSION_NOT_FOUND"
+        assert client.post("/drain").json()["status"] == "draining"

@@ -16,7 +16,9 @@ from fastapi.testclient import TestClient
 from envhive.envs import SHIPPED, Shipped
 from envhive.errors import ConcurrencyConfigurationError, ConfigurationError, TargetError
 from envhive.server.config import forced
-from envhive.server.target import Target, load_target, must_be_known
+from envhive.server.hive import Hive
+from envhive.server.target import Target, describe_target, load_target, must_be_known
+from envhive.types import ServerMode
 
 MODELS = """
     from envhive import Action, Observation
@@ -164,6 +166,21 @@ def test_an_app_is_served_as_it_is(here: Path) -> None:
     assert target.app.title == "mine on EnvHive"
 
 
+def test_an_app_of_their_own_with_an_environments_routes_is_known_as_that_environment(here: Path) -> None:
+    write_dice_module(
+        here,
+        """
+        from fastapi import FastAPI
+        from envhive import HTTPEnvServer
+        app = FastAPI(title="theirs")
+        HTTPEnvServer(DiceEnvironment, Roll, Rolled).register_routes(app)
+        """,
+    )
+    described = describe_target(load_target("dice:app"))
+    assert described["limit"].startswith("1 session(s) at once, as DiceEnvironment does not set")
+    assert described["action"] == {}
+
+
 def test_an_app_that_is_an_object_with_an_async_call_is_served_as_it_is(here: Path) -> None:
     write(
         here / "wrapped.py",
@@ -189,6 +206,38 @@ def test_an_option_of_the_command_reaches_the_app_of_a_module(here: Path) -> Non
     with forced(max_sessions=3):
         target = load_target("dice:app")
     assert target.app.state.envhive.max_concurrent_envs == 3
+
+
+def test_an_app_without_an_environment_is_known_as_that(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hive, "all", set())
+    write(here / "plain.py", "from fastapi import FastAPI\napp = FastAPI()\n")
+    assert describe_target(load_target("plain:app")) == {"name": "plain:app", "has_environment": False}
+    write_dice_module(
+        here,
+        """
+        from fastapi import FastAPI
+        from envhive import create_app
+        app = FastAPI()
+        app.mount("/dice", create_app(DiceEnvironment, Roll, Rolled))
+        """,
+    )
+    assert describe_target(load_target("dice:app")) == {"name": "dice:app", "has_environment": True}
+
+
+def test_the_commands_mode_wins_over_that_of_routes_which_an_app_registers(here: Path) -> None:
+    write_dice_module(
+        here,
+        """
+        from fastapi import FastAPI
+        from envhive import HTTPEnvServer
+        app = FastAPI()
+        HTTPEnvServer(DiceEnvironment, Roll, Rolled).register_routes(app, mode="production")
+        """,
+    )
+    assert TestClient(load_target("dice:app").app).post("/reset").status_code == 404
+    del sys.modules["dice"]
+    with forced(mode=ServerMode.SIMULATION):
+        assert TestClient(load_target("dice:app").app).post("/reset").status_code == 200
 
 
 def test_too_many_sessions_for_a_class_are_refused(here: Path) -> None:
@@ -228,6 +277,46 @@ def test_the_folder_may_be_elsewhere(here: Path, monkeypatch: pytest.MonkeyPatch
     (here / "work").mkdir()
     monkeypatch.chdir(here / "work")
     assert load_target(str(here / "far" / "dice_env")).name == "dice"
+
+
+@pytest.mark.parametrize("manifest", ["app: server.app:app\n", "app: dice_env.server.app:app\n"])
+@pytest.mark.parametrize("has_init", [True, False])
+def test_a_folder_by_another_name_than_its_package_is_known_by_both(
+    here: Path, monkeypatch: pytest.MonkeyPatch, manifest: str, has_init: bool
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    folder = here / "dice-space"
+    write_dice(folder, manifest, models="dice_env.models")
+    write(folder / "pyproject.toml", '[tool.setuptools.package-dir]\ndice_env = "."\n"dice_env.server" = "server"\n')
+    if has_init:
+        write(folder / "__init__.py", "WHOSE = 'ours'\n")
+    assert action_fields(load_target(str(folder))) == {"sides", "metadata"}
+    assert not has_init or importlib.import_module("dice_env").WHOSE == "ours"
+
+
+def test_an_installed_package_comes_before_the_folders(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    write(here / "installed" / "dice_env" / "models.py", MODELS.replace("sides", "edges"))
+    write(here / "installed" / "dice_env" / "__init__.py", "")
+    sys.path.append(str(here / "installed"))
+    write_dice(here / "dice-space", "app: server.app:app\n")
+    write(here / "dice-space" / "server" / "app.py", APP.replace("from models", "from dice_env.models"))
+    write(here / "dice-space" / "pyproject.toml", '[tool.setuptools.package-dir]\ndice_env = "."\n')
+    assert action_fields(load_target("dice-space")) == {"edges", "metadata"}
+
+
+def test_a_folder_with_its_package_in_a_folder_of_sources_is_run(here: Path) -> None:
+    write_dice(here / "dice", "app: server.app:app\n", models="dice_of_ours.models")
+    write(here / "dice" / "src" / "dice_of_ours" / "models.py", MODELS)
+    write(here / "dice" / "pyproject.toml", '[tool.setuptools.package-dir]\n"" = "src"\n')
+    assert action_fields(load_target("dice")) == {"sides", "metadata"}
+
+
+@pytest.mark.parametrize("text", ["[tool", "tool = 3\n", "[tool.setuptools]\npackage-dir = 'src'\n"])
+def test_a_pyproject_that_makes_no_sense_does_not_keep_a_folder_from_being_served(here: Path, text: str) -> None:
+    write_dice(here / "dice", "app: server.app:app\n")
+    write(here / "dice" / "pyproject.toml", text)
+    assert action_fields(load_target("dice")) == {"sides", "metadata"}
 
 
 def test_a_folder_may_name_a_class(here: Path) -> None:

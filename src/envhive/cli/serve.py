@@ -217,6 +217,13 @@ def _announce(about: dict[str, Any], config: ServerConfig) -> None:
         click.echo(f"EnvHive serves {about['name']} at {url}{workers}")
         if "limit" in about:
             click.echo(f"  {about['limit']}")
+        if not about["has_environment"]:
+            click.echo("  It is an app that makes no environment with create_app or HTTPEnvServer, served as it is:")
+            click.echo(
+                "  sessions, their limit, isolation, /health and /metrics are its own affair. Press Ctrl-C to stop"
+            )
+            sys.stdout.flush()
+            return
         click.echo(f"  API documentation: {url}/docs    health: {url}/health    press Ctrl-C to stop")
         click.echo("\nTry it from another terminal, with Python:\n\n" + _snippet(url, about.get("action"), config))
         sys.stdout.flush()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec, spec_from_loader
+from importlib.util import find_spec, module_from_spec, spec_from_file_location, spec_from_loader
 from types import ModuleType
 from typing import Any, Final
 
@@ -17,6 +17,9 @@ from envhive.errors import ConfigurationError
 
 ROOTS: Final = {"openenv": "openenv", "openenv_core": "openenv.core", "core": "openenv.core"}
 """The packages that environments import from, and what each is in the table."""
+
+_ORIGINAL: Final = "__original"
+"""At the end of the name under which a module of the installed OpenEnv is loaded that EnvHive replaces."""
 
 logger: Final = logging.getLogger("envhive.server")
 
@@ -31,7 +34,7 @@ class NotMappedError(ModuleNotFoundError):
                 "If it is one of OpenEnv's further modules, install openenv beside EnvHive: it is then taken from there"
             )
         else:
-            advice = "Nor does the openenv that is installed here have a module of that name"
+            advice = "Nor has the openenv that is installed here"
         super().__init__(f"EnvHive stands in for {parent}, and has no {name!r} in it. {advice}.")
         # Not as `name`: `from package import wanted` would then hide this error behind one that says less.
         self.wanted = wanted
@@ -54,15 +57,20 @@ class AliasModule(ModuleType):
             return importlib.import_module(f"{self.__name__}.{name}")
         home, _, attribute = known.get(name, "").partition(":")
         try:
-            if not home:
-                raise NotMappedError(f"{self.__name__}.{name}")
-            value = getattr(importlib.import_module(home), attribute)
+            value = getattr(importlib.import_module(home) if home else self.__original(name), attribute or name)
         except NotMappedError as error:
             raise AttributeError(str(error)) from error
         except ConfigurationError as error:  # a package that only this name needs is not installed
             raise ImportError(str(error)) from error
         setattr(self, name, value)
         return value
+
+    def __original(self, name: str) -> ModuleType:
+        """The installed OpenEnv's module of this name, for what it has and EnvHive does not, such as `_helpers`."""
+        original = load_original(self.__key)
+        if original is None or not hasattr(original, name):
+            raise NotMappedError(f"{self.__name__}.{name}")
+        return original
 
     def __dir__(self) -> list[str]:
         return sorted({*self.__dict__, *self.__all__})
@@ -118,6 +126,30 @@ def find_real(key: str, fullname: str | None = None) -> ModuleSpec | None:
     return PathFinder.find_spec(fullname or parts[-1], places)
 
 
+def load_original(key: str) -> ModuleType | None:
+    """A module that EnvHive replaces, as the installed OpenEnv has it, beside the one that stands in for it.
+
+    What it imports from its neighbours is EnvHive's, where EnvHive has it. Packages are left alone: whatever is in
+    them comes from a module.
+    """
+    name = f"{key}{_ORIGINAL}"
+    if name in sys.modules:
+        return sys.modules[name]
+    found = find_real(key)
+    if found is None or found.origin is None or found.submodule_search_locations is not None:
+        return None
+    spec = spec_from_file_location(name, found.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
 _finder: Final = AliasFinder()
 
 
@@ -137,5 +169,6 @@ def uninstall() -> None:
     """Take the hook out again, and forget what was imported through it."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    for name in [name for name, module in sys.modules.items() if isinstance(module, AliasModule)]:
+    ours = [name for name, each in sys.modules.items() if isinstance(each, AliasModule) or name.endswith(_ORIGINAL)]
+    for name in ours:
         del sys.modules[name]

@@ -12,7 +12,7 @@ from envhive import __version__
 from envhive.environment import Environment
 from envhive.server.asgi_lane import serve_websocket
 from envhive.server.blueprint import Blueprint
-from envhive.server.config import as_mode, config_for_app
+from envhive.server.config import config_for_app, mode_for_app
 from envhive.server.gate import Gate
 from envhive.server.hive import Hive
 from envhive.server.http import register_http_routes
@@ -56,7 +56,7 @@ class HTTPEnvServer:
         In production mode reset, step and state are not offered.
         """
         if mode is not None:
-            self.hive.mode = self.hive.calls.mode = as_mode(mode)
+            self.hive.mode = self.hive.calls.mode = mode_for_app(mode)
         endpoint = McpEndpoint(self.hive)
         register_http_routes(app, self.hive, self.hive.mode, endpoint)
 
@@ -72,6 +72,7 @@ class HTTPEnvServer:
 
         app.add_middleware(Gate, config=self.hive.config)
         app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)
+        app.state.envhive = self
 
     def get_capacity_status(self) -> ServerCapacityStatus:
         """How full the server is."""
@@ -147,7 +148,6 @@ def create_fastapi_app(
         description="A reinforcement-learning environment. Episodes run over the WebSocket at `/ws`.",
     )
     server.register_routes(app)
-    app.state.envhive = server
     return app
 
 

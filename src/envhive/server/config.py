@@ -125,6 +125,12 @@ def config_for_app(
     return replace(ServerConfig.resolve(**given), **_forced, overruled_max_sessions=overruled)
 
 
+def mode_for_app(value: ServerMode | str) -> ServerMode:
+    """The mode that an app's own code asks for, unless the command says otherwise."""
+    forced_mode: ServerMode = _forced.get("mode", as_mode(value))
+    return forced_mode
+
+
 def as_mode(value: ServerMode | str) -> ServerMode:
     try:
         return ServerMode(value.lower())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -73,7 +74,7 @@ class Gate:
         in_query = _take_token_from_query(scope)
         is_websocket = scope["type"] == "websocket"
         if is_websocket or scope["method"] not in (*_READS, "OPTIONS"):
-            self._check_origin(headers)
+            self._check_origin(headers, scope)
         scope[OWNER] = owner = self._owner(headers, in_query if is_websocket else "")
         if owner is None and self._config.tokens and not _needs_no_token(scope, headers):
             raise UnauthorizedError(
@@ -88,14 +89,15 @@ class Gate:
         secret = bearer(headers["authorization"]) if "authorization" in headers else in_query
         return self._config.tokens.owner_of(secret) if secret and self._config.tokens else None
 
-    def _check_origin(self, headers: Headers) -> None:
+    def _check_origin(self, headers: Headers, scope: Scope) -> None:
         origin = headers.get("origin")
         allowed = self._config.allow_origins
         if origin is None or "*" in allowed or origin.lower() in allowed:
             return
         scheme, _, host = origin.lower().partition("://")
         port = _DEFAULT_PORTS.get(scheme, "")
-        if not host or host.removesuffix(port) != headers.get("host", "").lower().removesuffix(port):
+        is_own = host and host.removesuffix(port) == headers.get("host", "").lower().removesuffix(port)
+        if not is_own and not _is_allowed_by_app(scope.get("app", self._app), origin):
             raise ForbiddenOriginError(
                 "This request comes from a web page of another origin. Allow it with --allow-origin"
             )
@@ -157,6 +159,14 @@ async def _refuse(error: EnvHiveError, scope: Scope, receive: Receive, send: Sen
         await error_response(error)(scope, receive, send)
     else:
         await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": error.code})
+
+
+def _is_allowed_by_app(app: Any, origin: str) -> bool:
+    """Whether the author of the app has said, by a CORS middleware, that pages of this origin may use it."""
+    return any(
+        each.cls is CORSMiddleware and CORSMiddleware(app, *each.args, **each.kwargs).is_allowed_origin(origin)
+        for each in getattr(app, "user_middleware", ())
+    )
 
 
 def _too_large(limit: int) -> MessageTooLargeError:

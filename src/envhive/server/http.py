@@ -23,6 +23,7 @@ from envhive.server.mcp_http import McpEndpoint
 from envhive.server.relay import Relayed, is_relayed
 from envhive.server.session import Session
 from envhive.server.tasks import register_task_routes
+from envhive.server.yielding import offer
 from envhive.types import EnvironmentMetadata, HealthStatus, ServerMode
 
 
@@ -183,7 +184,7 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
         async with hive.visit(owner) as session:
             return _json(await session.ask_state())
 
-    @app.post("/close", response_model=CloseResponse, responses=_ERRORS, tags=["Environment"])
+    @offer(app, "POST", "/close", response_model=CloseResponse, responses=_ERRORS, tags=["Environment"])
     async def close(request: Request, owner: Caller, session_id: SessionId = None) -> Response | CloseResponse:
         """End the session that is named, and give its place to others."""
         if session_id is None:
@@ -229,12 +230,12 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
             return JSONResponse({"status": report.status}, response.status_code or 200)
         return HealthResponse(**asdict(report))
 
-    @app.get("/sessions", tags=["Server"])
+    @offer(app, "GET", "/sessions", tags=["Server"])
     async def sessions(owner: Caller) -> list[dict[str, Any]]:
         """The sessions of the server, or of the token where one is asked for: id, owner, age, idle time, steps, ..."""
         return await hive.list_sessions(owner)
 
-    @app.get("/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
+    @offer(app, "GET", "/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
     async def one_session(request: Request, owner: Caller, session_id: str) -> Any:
         """One session, and the Python stack of what its code is doing at this moment."""
         if (relayed := await _relay(hive, request, session_id)) is not None:
@@ -242,7 +243,7 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         session = hive.find(session_id, owner)
         return {**hive.summary_of(session), "stack": await session.stack()}
 
-    @app.delete("/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
+    @offer(app, "DELETE", "/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
     async def end_session(request: Request, owner: Caller, session_id: str) -> Any:
         """End a session, whatever it is doing. What cannot be stopped, such as a thread, is left behind."""
         if (relayed := await _relay(hive, request, session_id)) is not None:
@@ -252,7 +253,7 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         await session.wait_closed()
         return hive.summary_of(session)
 
-    @app.get("/metrics", response_class=PlainTextResponse, tags=["Server"])
+    @offer(app, "GET", "/metrics", response_class=PlainTextResponse, tags=["Server"])
     async def metrics(request: Request) -> Response:
         """The server's numbers for Prometheus, of all workers; in OpenMetrics form where that is asked for."""
         reports = await hive.all_metrics()
@@ -260,7 +261,7 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         text, content_type = await asyncio.to_thread(_written_down, reports, request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 
-    @app.post("/drain", tags=["Server"])
+    @offer(app, "POST", "/drain", tags=["Server"])
     async def drain() -> HealthResponse:
         """Take no more sessions, in any worker; those that are there go on. Newcomers are told to try elsewhere."""
         return HealthResponse(**asdict(await hive.drain_all()))
@@ -307,6 +308,7 @@ _MCP_STREAM: dict[int | str, dict[str, Any]] = {
     404: _MCP_ANSWERS[404],
     406: {**_RPC, "description": "Events are not accepted"},
 }
+_MCP_END: dict[int | str, dict[str, Any]] = {400: _MCP_ANSWERS[400], 404: _MCP_ANSWERS[404]}
 
 
 def _register_mcp(app: FastAPI, endpoint: McpEndpoint) -> None:
@@ -315,12 +317,12 @@ def _register_mcp(app: FastAPI, endpoint: McpEndpoint) -> None:
         """JSON-RPC calls of the Model Context Protocol: Streamable HTTP, and OpenEnv's calls without a session."""
         return await endpoint.post(request)
 
-    @app.get("/mcp", responses=_MCP_STREAM, tags=["MCP"])
+    @offer(app, "GET", "/mcp", responses=_MCP_STREAM, tags=["MCP"])
     async def mcp_stream(request: Request) -> Response:
         """What a session says of its own accord, or the rest of an answer whose connection was lost."""
         return await endpoint.get(request)
 
-    @app.delete("/mcp", status_code=204, responses={400: _MCP_ANSWERS[400], 404: _MCP_ANSWERS[404]}, tags=["MCP"])
+    @offer(app, "DELETE", "/mcp", status_code=204, responses=_MCP_END, tags=["MCP"])
     async def mcp_end(request: Request) -> Response:
         """End a session."""
         return await endpoint.delete(request)

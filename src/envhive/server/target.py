@@ -20,6 +20,8 @@ from envhive.errors import TargetError
 from envhive.inspection import infer_models, underlying_class
 from envhive.samples import sample_instance
 from envhive.server.app import create_app
+from envhive.server.hive import Hive
+from envhive.server.packages import know_packages
 
 MANIFEST = "openenv.yaml"
 
@@ -35,11 +37,12 @@ class Target:
 def describe_target(target: Target) -> dict[str, Any]:
     """What to say of a target when it is served: its name and, of an environment, its limit and an action to show."""
     server = getattr(getattr(target.app, "state", None), "envhive", None)
-    if server is None:
-        return {"name": target.name}
+    if server is None:  # wrapped or mounted, if there is one at all
+        return {"name": target.name, "has_environment": bool(Hive.all)}
     limit = server.hive.limit
     return {
         "name": target.name,
+        "has_environment": True,
         "limit": f"{limit.sessions} session(s) at once, {limit.reason}",
         "action": _sample_action(server.hive.blueprint.action_cls),
     }
@@ -114,6 +117,7 @@ def _load_folder(folder: Path, settings: dict[str, Any] | None) -> Target:
     _import_from(folder if inside else folder.parent)
     if inside and str(folder.parent) not in sys.path:
         sys.path.append(str(folder.parent))  # where an installed copy would be: some import their own package by name
+    know_packages(folder)
     try:
         return Target(_app_from_reference(reference, env_name=None, settings=settings), name)
     except ImportError as error:

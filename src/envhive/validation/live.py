@@ -22,7 +22,7 @@ from envhive.errors import (
     SessionCapacityError,
 )
 from envhive.validation.trying import Repertoire, repertoire
-from envhive.validation.visiting import EPISODE, SEED, Visitor, document_of
+from envhive.validation.visiting import SEED, Visitor, document_of
 
 _ACCIDENTS: Final = ("AttributeError", "has no attribute", "NoneType", "KeyError", "IndexError")
 _SEPARATE: Final = "Keep all state on the instance: no class attributes, globals or shared files that change."
@@ -198,7 +198,7 @@ class LiveChecks(Visitor):
 
     async def _counting(self) -> None:
         async with self.client() as client:
-            begun = await self.guard("reset", client.reset(seed=SEED, episode_id=EPISODE))
+            begun = await self.guard("reset", self.reset(client))
             before = await self.guard("state", client.state())
             result = await self.guard("step", client.step(self.action(0, begun.observation)))
             after = await self.guard("state", client.state())
@@ -237,7 +237,7 @@ class LiveChecks(Visitor):
     async def _bad_actions(self) -> None:
         taken: list[str] = []
         async with self.client() as client:
-            await self.guard("reset", client.reset(seed=SEED, episode_id=EPISODE))
+            await self.guard("reset", self.reset(client))
             for what, action in self.repertoire.bad:
                 try:
                     await client.step(action, self.timeout_s)
@@ -256,7 +256,7 @@ class LiveChecks(Visitor):
                 else:
                     taken.append(what)
                 await self.must_live(client, what)
-            await self.guard("reset after bad actions", client.reset(seed=SEED, episode_id=EPISODE))
+            await self.guard("reset after bad actions", self.reset(client))
         if taken:
             raise Broken(
                 f"{' and '.join(taken)} was taken as a good one.",
@@ -296,7 +296,10 @@ class LiveChecks(Visitor):
                 )
         refused = await self.ask("/step", "POST", {"action": [1, 2]})
         if refused.status != 422:
-            raise Broken(f"/step answers {refused.status} to a bad action, not 422.", "Serve it with `envhive serve`.")
+            raise Broken(
+                f"/step answers {refused.status} to a bad action, not 422.",
+                "Serve it with `envhive serve`; or, if the app has a /step of its own, let that answer 422.",
+            )
 
     async def _openenv(self) -> None:
         python = self.openenv_python or _python_with_openenv()
@@ -305,7 +308,7 @@ class LiveChecks(Visitor):
                 "OpenEnv is not installed here; `pip install openenv`, or name a Python that has it: --openenv-python"
             )
         async with self.client() as client:
-            begun = await self.guard("reset", client.reset(seed=SEED))
+            begun = await self.guard("reset", self.reset(client))
         action = json.dumps(self.action(0, begun.observation))
         command = [python, str(_OPENENV_SCRIPT), self.url, action, str(SEED)]
         try:

@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import traceback
@@ -189,17 +190,18 @@ def _load(target: str) -> Any:
         raise Broken(
             f"importing it raised {type(error).__name__}: {' '.join(str(error).split()) or 'no message'} "
             f"({_where(error)}).",
-            "Keep what may fail, and whatever runs a program, out of the module's top level.",
+            "Mend that line. What may fail, and whatever runs a program, is best kept out of a module's top level.",
         ) from error
     server = getattr(getattr(app, "state", None), "envhive", None)
     return None if server is None else server.hive.blueprint
 
 
 def _where(error: BaseException) -> str:
-    """The author's line: the last of the traceback that is not in Python's own files."""
+    """The author's line: the last of the traceback that is neither EnvHive's, nor Python's, nor a library's."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = str(Path(__file__).parents[1])
-    own = [frame for frame in frames if "importlib" not in frame.filename and not frame.filename.startswith(ours)]
+    libraries = [sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")]
+    others = (str(Path(__file__).parents[1]), "<frozen ", *libraries)
+    own = [frame for frame in frames if not frame.filename.startswith(others)]
     if not own:
         return "no line is known"
     return f"{own[-1].filename}:{own[-1].lineno}"

@@ -12,6 +12,7 @@ import yaml
 
 from envhive.checks import Broken, NotChecked, Report
 from envhive.errors import TargetError
+from envhive.server.packages import package_dir
 from envhive.server.target import MANIFEST, read_manifest
 
 _NOT_OURS: Final = {".venv", "venv", "node_modules", "build", "dist", "__pycache__", ".git", ".tox"}
@@ -94,9 +95,10 @@ def _check_reference(folder: Path, reference: Any) -> None:
 
 
 def _module_file(folder: Path, module: str) -> Path | None:
-    """Where a module of the folder is: the reference may begin in the folder, or with the folder's own name."""
+    """Where a module of the folder is: the reference may begin in the folder, or with a name of the folder's own."""
     parts = module.split(".")
-    ways = [parts, *([parts[1:]] if parts[0] == folder.resolve().name and len(parts) > 1 else [])]
+    own_names = {folder.resolve().name, *(name for name, place in package_dir(folder).items() if place == ".")}
+    ways = [parts, *([parts[1:]] if parts[0] in own_names and len(parts) > 1 else [])]
     for root in (folder, folder / "src"):
         for way in ways:
             for path in (root.joinpath(*way).with_suffix(".py"), root.joinpath(*way, "__init__.py")):

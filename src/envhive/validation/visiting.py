@@ -8,8 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 from envhive import GenericEnvClient
-from envhive.checks import Broken
-from envhive.errors import EnvHiveError, EnvironmentFailureError, InvalidMessageError, SessionCapacityError
+from envhive.checks import Broken, NotChecked
+from envhive.errors import (
+    EnvHiveError,
+    EnvironmentFailureError,
+    InvalidMessageError,
+    SessionCapacityError,
+    UnknownTypeError,
+)
 from envhive.validation.trying import Answer, Repertoire, call
 
 SEED: Final = 42
@@ -31,6 +37,7 @@ class Visitor:
         self.sessions = sessions
         self.timeout_s = timeout_s
         self.repertoire = Repertoire()
+        self.names_episodes = True
 
     async def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answer:
         try:
@@ -62,7 +69,7 @@ class Visitor:
             client = GenericEnvClient(self.url, message_timeout_s=self.timeout_s)
             try:
                 await stack.enter_async_context(client)
-                await client.reset(seed=SEED, episode_id=EPISODE)
+                await self.reset(client)
             except SessionCapacityError:
                 break
             except EnvHiveError as error:
@@ -72,7 +79,7 @@ class Visitor:
 
     async def episode(self, client: GenericEnvClient) -> tuple[list[tuple[Any, Any, bool]], Any]:
         """What an episode shows, and the state at its end."""
-        results = [await self.guard("reset", client.reset(seed=SEED, episode_id=EPISODE))]
+        results = [await self.guard("reset", self.reset(client))]
         for index in range(_STEPS):
             if results[-1].done:
                 break
@@ -81,6 +88,19 @@ class Visitor:
             )
         state = await self.guard("state", client.state())
         return [(each.observation, each.reward, each.done) for each in results], state
+
+    async def reset(self, client: GenericEnvClient) -> Any:
+        """Begin the episode that all checks have; without a name, where the environment takes none."""
+        try:
+            if self.names_episodes:
+                return await client.reset(seed=SEED, episode_id=EPISODE)
+        except EnvironmentFailureError:
+            begun = await client.reset(seed=SEED)
+            self.names_episodes = False
+            return begun
+        except UnknownTypeError as error:
+            raise NotChecked(str(error)) from None
+        return await client.reset(seed=SEED)
 
     def action(self, index: int, seen: Any = None) -> Any:
         """What to step with, after an observation."""
@@ -104,6 +124,8 @@ class Visitor:
             await client.state()
         except EnvironmentFailureError:
             pass  # its state may have nothing to tell before the first reset
+        except UnknownTypeError as error:
+            raise NotChecked(str(error)) from None
         except EnvHiveError as error:
             raise Broken(
                 f"the session is gone after {after}: {type(error).__name__}: {error}",
