@@ -94,9 +94,9 @@ def _check_reference(folder: Path, reference: Any) -> None:
 
 
 def _module_file(folder: Path, module: str) -> Path | None:
-    """Where a module of the folder is: the reference may begin in the folder, or with the folder's own name."""
-    parts = module.split(".")
-    ways = [parts, *([parts[1:]] if parts[0] == folder.resolve().name and len(parts) > 1 else [])]
+    """Where a module of the folder is: the reference may begin in the folder, or lead to it from above."""
+    parts, name = module.split("."), folder.resolve().name
+    ways = [parts, *([parts[parts.index(name) + 1 :]] if name in parts[:-1] else [])]
     for root in (folder, folder / "src"):
         for way in ways:
             for path in (root.joinpath(*way).with_suffix(".py"), root.joinpath(*way, "__init__.py")):
