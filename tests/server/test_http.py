@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient
+from pydantic import ConfigDict, Field
 
 from envhive import HTTPEnvServer, Observation, create_app
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
@@ -217,8 +218,71 @@ def test_the_test_client_needs_no_lifespan(env: type[Counting]) -> None:
             assert ws.receive_json()["type"] == "observation"
 
 
+def test_an_app_that_routes_are_registered_on_says_what_it_serves(env: type[Counting]) -> None:
+    app = FastAPI()
+    server = HTTPEnvServer(env, Move, Seen, max_concurrent_envs=3)
+    server.register_routes(app)
+    assert app.state.envhive is server
+
+
 def test_a_server_says_whether_its_environment_may_run_many_times_at_once(env: type[Counting]) -> None:
     alone = type("Alone", (env,), {"SUPPORTS_CONCURRENT_SESSIONS": False})
     assert HTTPEnvServer(env, Move, Seen).is_concurrency_safe
     assert HTTPEnvServer(lambda: env(), Move, Seen).is_concurrency_safe
     assert not HTTPEnvServer(alone, Move, Seen).is_concurrency_safe
+
+
+OWN = [("GET", "/metrics"), ("GET", "/sessions"), ("POST", "/drain"), ("POST", "/close")]
+
+
+@pytest.mark.parametrize("included", [False, True])
+@pytest.mark.parametrize(("method", "path"), OWN)
+def test_an_app_keeps_its_own_endpoints_where_openenv_has_none(
+    env: type[Counting], method: str, path: str, included: bool
+) -> None:
+    app = create_app(env, Move, Seen)
+    router = APIRouter() if included else app
+    router.add_api_route(path, lambda: {"whose": "the app's"}, methods=[method])
+    if isinstance(router, APIRouter) and included:
+        app.include_router(router)
+    assert TestClient(app).request(method, path).json() == {"whose": "the app's"}
+
+
+def test_a_path_below_one_of_the_servers_may_be_the_apps(env: type[Counting]) -> None:
+    app = create_app(env, Move, Seen)
+    app.add_api_route("/sessions/summary", lambda: "the app's")
+    client = TestClient(app)
+    assert client.get("/sessions/summary").json() == "the app's"
+    assert client.get("/sessions/none").status_code == 404
+
+
+def test_a_page_that_takes_every_path_leaves_the_server_its_own(env: type[Counting]) -> None:
+    app = create_app(env, Move, Seen)
+    app.add_api_route("/{path:path}", lambda path: "a page")
+    app.mount("/", lambda scope, receive, send: None)
+    client = TestClient(app)
+    assert client.get("/sessions").json() == []
+    assert client.get("/elsewhere").json() == "a page"
+
+
+def test_routes_may_be_taken_over_into_another_app(env: type[Counting]) -> None:
+    app = FastAPI()
+    app.include_router(create_app(env, Move, Seen).router, prefix="/counting")
+    app.add_api_route("/sessions", lambda: "the outer app's")
+    client = TestClient(app)
+    assert client.get("/counting/sessions").json() == []
+    assert client.get("/sessions").json() == "the outer app's"
+
+
+def test_a_field_that_no_schema_can_describe_does_not_cost_the_others(env: type[Counting]) -> None:
+    class Thing:
+        pass
+
+    class Odd(Observation):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+        things: list[Thing] = Field(default_factory=list)
+        number: int = 0
+
+    schema = TestClient(create_app(env, Move, Odd)).get("/schema").json()
+    assert schema["observation"]["properties"]["number"]["type"] == "integer"
+    assert schema["observation"]["properties"]["things"]["items"] == {}

@@ -70,6 +70,8 @@ class HTTPEnvServer:
             """JSON-RPC calls of the Model Context Protocol, one a frame."""
             await endpoint.websocket(websocket)
 
+        if not hasattr(app.state, "envhive"):  # the first of several environments on one app is what the app is of
+            app.state.envhive = self
         app.add_middleware(Gate, config=self.hive.config)
         app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)
 
@@ -147,7 +149,6 @@ def create_fastapi_app(
         description="A reinforcement-learning environment. Episodes run over the WebSocket at `/ws`.",
     )
     server.register_routes(app)
-    app.state.envhive = server
     return app
 
 

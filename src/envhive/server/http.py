@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Body, FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from starlette.routing import Match
+from starlette.types import Scope
 
 from envhive.errors import EnvHiveError, InvalidMessageError
 from envhive.server.gate import Caller, error_response
@@ -24,6 +29,8 @@ from envhive.server.relay import Relayed, is_relayed
 from envhive.server.session import Session
 from envhive.server.tasks import register_task_routes
 from envhive.types import EnvironmentMetadata, HealthStatus, ServerMode
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ResetRequest(BaseModel):
@@ -113,6 +120,38 @@ def register_http_routes(app: FastAPI, hive: Hive, mode: ServerMode, endpoint: M
     register_task_routes(app, hive)
 
 
+class OwnRoute(APIRoute):
+    """An endpoint that OpenEnv's server has not. An app that has one of that path keeps it, as it would there."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        if match is Match.FULL and (_ASKING in scope or _has_its_own(scope)):
+            return Match.NONE, {}
+        return match, found
+
+
+_ASKING: Final = "envhive.asking"
+"""In the scope while other routes are asked, so that those of the server do not ask in their turn."""
+
+
+def _has_its_own(scope: Scope) -> bool:
+    """Whether the app has a route for this path; not one that takes whatever nobody else did, such as a page at `/`."""
+    asked = {**scope, _ASKING: True}
+    other = {**asked, "path": f"{scope.get('root_path', '')}/-/a path of nobody's"}
+    return any(
+        route.matches(dict(asked))[0] is Match.FULL and route.matches(dict(other))[0] is Match.NONE
+        for route in scope["app"].router.routes
+    )
+
+
+def _own(app: FastAPI, method: str, path: str, **options: Any) -> Callable[[F], F]:
+    def register(endpoint: F) -> F:
+        app.router.add_api_route(path, endpoint, methods=[method], route_class_override=OwnRoute, **options)
+        return endpoint
+
+    return register
+
+
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """What FastAPI calls for an error of ours."""
     assert isinstance(error, EnvHiveError)
@@ -183,7 +222,7 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
         async with hive.visit(owner) as session:
             return _json(await session.ask_state())
 
-    @app.post("/close", response_model=CloseResponse, responses=_ERRORS, tags=["Environment"])
+    @_own(app, "POST", "/close", response_model=CloseResponse, responses=_ERRORS, tags=["Environment"])
     async def close(request: Request, owner: Caller, session_id: SessionId = None) -> Response | CloseResponse:
         """End the session that is named, and give its place to others."""
         if session_id is None:
@@ -229,12 +268,12 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
             return JSONResponse({"status": report.status}, response.status_code or 200)
         return HealthResponse(**asdict(report))
 
-    @app.get("/sessions", tags=["Server"])
+    @_own(app, "GET", "/sessions", tags=["Server"])
     async def sessions(owner: Caller) -> list[dict[str, Any]]:
         """The sessions of the server, or of the token where one is asked for: id, owner, age, idle time, steps, ..."""
         return await hive.list_sessions(owner)
 
-    @app.get("/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
+    @_own(app, "GET", "/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
     async def one_session(request: Request, owner: Caller, session_id: str) -> Any:
         """One session, and the Python stack of what its code is doing at this moment."""
         if (relayed := await _relay(hive, request, session_id)) is not None:
@@ -242,7 +281,7 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         session = hive.find(session_id, owner)
         return {**hive.summary_of(session), "stack": await session.stack()}
 
-    @app.delete("/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
+    @_own(app, "DELETE", "/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
     async def end_session(request: Request, owner: Caller, session_id: str) -> Any:
         """End a session, whatever it is doing. What cannot be stopped, such as a thread, is left behind."""
         if (relayed := await _relay(hive, request, session_id)) is not None:
@@ -252,7 +291,7 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         await session.wait_closed()
         return hive.summary_of(session)
 
-    @app.get("/metrics", response_class=PlainTextResponse, tags=["Server"])
+    @_own(app, "GET", "/metrics", response_class=PlainTextResponse, tags=["Server"])
     async def metrics(request: Request) -> Response:
         """The server's numbers for Prometheus, of all workers; in OpenMetrics form where that is asked for."""
         reports = await hive.all_metrics()
@@ -260,7 +299,7 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         text, content_type = await asyncio.to_thread(_written_down, reports, request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 
-    @app.post("/drain", tags=["Server"])
+    @_own(app, "POST", "/drain", tags=["Server"])
     async def drain() -> HealthResponse:
         """Take no more sessions, in any worker; those that are there go on. Newcomers are told to try elsewhere."""
         return HealthResponse(**asdict(await hive.drain_all()))
@@ -291,7 +330,16 @@ def _written_down(reports: dict[int, dict[str, Any] | None], accept: str) -> tup
 
 def json_schema(cls: type[Any]) -> dict[str, Any]:
     """The JSON schema of a model, or of anything pydantic can describe."""
-    return cls.model_json_schema() if issubclass(cls, BaseModel) else TypeAdapter(cls).json_schema()
+    if issubclass(cls, BaseModel):
+        return cls.model_json_schema(schema_generator=_Forgiving)
+    return TypeAdapter(cls).json_schema(schema_generator=_Forgiving)
+
+
+class _Forgiving(GenerateJsonSchema):
+    """Describes a model all the same if one of its fields holds something that JSON schemas have no words for."""
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
+        return {}
 
 
 _RPC: dict[str, Any] = {"content": {"application/json": {}}}
