@@ -9,7 +9,7 @@ import sys
 from typing import Any, ClassVar
 
 import pytest
-from pydantic import Field, field_serializer
+from pydantic import BaseModel, Field, field_serializer
 
 from envhive import Action, Environment, MCPEnvironment, Observation, State, check_environment, tool
 from envhive.checks import Finding, Report
@@ -332,6 +332,35 @@ def test_a_wrong_state_type_is_told_with_both_types() -> None:
             return State()
 
     assert the_only_finding(Mistaken).problem == "state returns State, but Ears is declared."
+
+
+def test_two_types_of_one_name_are_told_apart_by_their_modules() -> None:
+    copied = type("Ears", (State,), {"__module__": "copied.models"})
+
+    class Mistaken(Sound):
+        @property
+        def state(self) -> Any:
+            return copied()
+
+    told = f"state returns copied.models.Ears, but {__name__}.Ears is declared."
+    assert the_only_finding(Mistaken).problem == told
+
+
+def test_a_state_may_be_of_any_model_where_none_is_declared() -> None:
+    class Tally(BaseModel):
+        step_count: int = 0
+
+    class Quiet:
+        SUPPORTS_CONCURRENT_SESSIONS = False
+        state = property(lambda self: Tally())
+
+        def reset(self) -> Heard:
+            return Heard()
+
+        def step(self, action: Say) -> Heard:
+            return Heard(word=action.word)
+
+    assert check_environment(Quiet).ok
 
 
 @pytest.mark.parametrize(("value", "name"), [(None, "NoneType"), ([1], "list"), ("here", "str")])

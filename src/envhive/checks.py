@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from envhive.inspection import declared_types, factory_name, plan_for, takes_tools, underlying_class
 from envhive.samples import legal_move, sample_instance, sample_value, schema_of
 from envhive.tools import CallToolAction, ListToolsAction, ListToolsObservation
-from envhive.types import Observation, State
+from envhive.types import Observation
 from envhive.wire.codec import encode_observation, encode_state, payload_of
 
 Level = Literal["error", "warning"]
@@ -204,12 +204,10 @@ class _Checker:
             if inspect.isfunction(inspect.getattr_static(type(env), "state", None)):
                 raise Broken("state is a method.", "Put @property above `def state`.")
             state = self._guard("state", lambda: env.state)
-        declared = self.types.get("state", State)
-        if isinstance(state, BaseModel) and not isinstance(state, declared):
-            raise Broken(
-                f"state returns {type(state).__name__}, but {declared.__name__} is declared.",
-                "Return the declared class.",
-            )
+        declared = self.types.get("state")
+        if declared is not None and isinstance(state, BaseModel) and not isinstance(state, declared):
+            told = _told_apart(type(state), declared)
+            raise Broken(f"state returns {told} is declared.", "Return the declared class.")
         if not isinstance(state, (BaseModel, dict)):
             raise Broken(f"state returns {type(state).__name__}.", "Return a State, or a class derived from it.")
         try:
@@ -363,10 +361,8 @@ class _Checker:
             raise Broken(f"{method} returns nothing.", f"End {method} with `return MyObservation(...)`.")
         declared = self.types.get("observation")
         if declared is not None and not isinstance(observation, declared):
-            raise Broken(
-                f"{method} returns {type(observation).__name__}, but {declared.__name__} is declared.",
-                "Return the declared class.",
-            )
+            told = _told_apart(type(observation), declared)
+            raise Broken(f"{method} returns {told} is declared.", "Return the declared class.")
         reward = getattr(observation, "reward", None)
         if reward is not None and not isinstance(reward, (bool, int, float)):
             raise Broken(f"{method} gives a reward of type {type(reward).__name__}.", "Make it a float: float(reward).")
@@ -418,6 +414,13 @@ def _comparable(observation: Any) -> dict[str, Any]:
             f"an observation cannot be sent as JSON: {_first_line(error)}.", "Keep only what JSON has."
         ) from error
     return document
+
+
+def _told_apart(returned: type, declared: type) -> str:
+    """Both classes by their names, and by their modules where two of one name are meant."""
+    if returned.__name__ != declared.__name__:
+        return f"{returned.__name__}, but {declared.__name__}"
+    return f"{returned.__module__}.{returned.__name__}, but {declared.__module__}.{declared.__name__}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
+from pydantic import ConfigDict, Field
 
 from envhive import HTTPEnvServer, Observation, create_app
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
@@ -218,6 +219,13 @@ def test_the_test_client_needs_no_lifespan(env: type[Counting]) -> None:
             assert ws.receive_json()["type"] == "observation"
 
 
+def test_an_app_that_routes_are_registered_on_says_what_it_serves(env: type[Counting]) -> None:
+    app = FastAPI()
+    server = HTTPEnvServer(env, Move, Seen, max_concurrent_envs=3)
+    server.register_routes(app)
+    assert app.state.envhive is server
+
+
 def test_a_server_says_whether_its_environment_may_run_many_times_at_once(env: type[Counting]) -> None:
     alone = type("Alone", (env,), {"SUPPORTS_CONCURRENT_SESSIONS": False})
     assert HTTPEnvServer(env, Move, Seen).is_concurrency_safe
@@ -275,3 +283,26 @@ def test_what_takes_everything_is_not_meant_for_one_place(env: type[Counting], h
         assert "envhive_sessions" in client.get("/metrics").text
         assert client.get("/sessions/unknown").json()["code"] == "SESSION_NOT_FOUND"
         assert client.post("/drain").json()["status"] == "draining"
+
+
+def test_routes_may_be_taken_over_into_another_app(env: type[Counting]) -> None:
+    app = FastAPI()
+    app.include_router(create_app(env, Move, Seen).router, prefix="/counting")
+    app.add_api_route("/sessions", lambda: "the outer app's")
+    client = TestClient(app)
+    assert client.get("/counting/sessions").json() == []
+    assert client.get("/sessions").json() == "the outer app's"
+
+
+def test_a_field_that_no_schema_can_describe_does_not_cost_the_others(env: type[Counting]) -> None:
+    class Thing:
+        pass
+
+    class Odd(Observation):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+        things: list[Thing] = Field(default_factory=list)
+        number: int = 0
+
+    schema = TestClient(create_app(env, Move, Odd)).get("/schema").json()
+    assert schema["observation"]["properties"]["number"]["type"] == "integer"
+    assert schema["observation"]["properties"]["things"]["items"] == {}

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from fastmcp import Client, FastMCP
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from envhive import Action, Observation, create_app
+from envhive import Action, Environment, Observation, State, create_app
 from envhive.server.config import forced
+from envhive.tools import CallToolAction
 from tests.support.envs import Move, Seen, counting
 from tests.support.tools import TOOLS, AsyncShed, Shed
 
@@ -324,6 +326,43 @@ def test_an_environment_without_tools_says_so() -> None:
             error = http.post("/mcp", json=message).json()["error"]
             assert (error["code"], error["message"]) == (-32603, "Environment does not support MCP")
         assert http.post("/mcp", json=request("resources/list")).json()["result"] == {"resources": []}
+
+
+class Bystander(Environment[Action, Observation, State]):
+    """Has a client of its tools, as environments had before there was a base class for tools, and counts its steps."""
+
+    def __init__(self) -> None:
+        server = FastMCP("bystander")
+        server.tool(self.weigh)
+        self.mcp_client = Client(server)
+        self.steps = 0
+
+    def weigh(self, what: str) -> dict[str, Any]:
+        """Weigh something."""
+        return {"what": what, "grams": len(what)}
+
+    def reset(self, **kwargs: Any) -> Observation:
+        return Observation()
+
+    def step(self, action: Action, **kwargs: Any) -> Observation:
+        self.steps += 1
+        return Observation()
+
+    @property
+    def state(self) -> State:
+        return State(step_count=self.steps)
+
+
+def test_tools_behind_a_client_are_called_without_a_step() -> None:
+    app = create_app(Bystander, CallToolAction, Observation)
+    with TestClient(app) as client, client.websocket_connect("/ws") as ws:
+        ws.send_json({"type": "mcp", "data": request("tools/list")})
+        (tool,) = ws.receive_json()["data"]["result"]["tools"]
+        assert (tool["name"], tool["description"]) == ("weigh", "Weigh something.")
+        ws.send_json({"type": "mcp", "data": call("weigh", what="feather")})
+        assert ws.receive_json()["data"]["result"]["data"] == {"what": "feather", "grams": 7}
+        ws.send_json({"type": "state"})
+        assert ws.receive_json()["data"]["step_count"] == 0
 
 
 def test_an_exposed_step_begins_an_episode_by_itself() -> None:

@@ -266,6 +266,31 @@ def test_a_folder_that_names_its_package_is_run_from_its_parent(here: Path) -> N
     assert "dice_env.server.app" in sys.modules
 
 
+def test_a_folder_may_be_named_from_further_above(here: Path) -> None:
+    write_dice(here / "envs" / "dice_env", "app: envs.dice_env.server.app:app\n", models="envs.dice_env.models")
+    assert action_fields(load_target("envs/dice_env")) == {"sides", "metadata"}
+    assert "envs.dice_env.server.app" in sys.modules
+
+
+def test_what_is_above_a_folder_does_not_count_where_it_lies_elsewhere_now(here: Path) -> None:
+    write_dice(here / "downloads" / "dice_env", "app: envs.dice_env.server.app:app\n", models="dice_env.models")
+    assert action_fields(load_target("downloads/dice_env")) == {"sides", "metadata"}
+    assert "dice_env.server.app" in sys.modules
+
+
+def test_an_app_may_come_from_a_function(here: Path) -> None:
+    write_dice(here / "dice_env", "app: server.making:make\n")
+    making = "from server.app import app\n\n\ndef make(debug=False):\n    return app"
+    write(here / "dice_env" / "server" / "making.py", making)
+    assert action_fields(load_target("dice_env")) == {"sides", "metadata"}
+
+
+def test_a_function_that_runs_a_server_is_not_called(here: Path) -> None:
+    write_dice(here / "dice_env", "app: server.running:main\n")
+    write(here / "dice_env" / "server" / "running.py", "def main():\n    raise SystemExit('it ran')")
+    assert "is neither an environment class nor an ASGI app" in refusal("dice_env")
+
+
 def test_the_folder_may_be_the_current_one(here: Path) -> None:
     write_dice(here / "dice_env", "name: dice\napp: server.app:app\n")
     os.chdir(here / "dice_env")

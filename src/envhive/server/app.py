@@ -70,6 +70,8 @@ class HTTPEnvServer:
             """JSON-RPC calls of the Model Context Protocol, one a frame."""
             await endpoint.websocket(websocket)
 
+        if not hasattr(app.state, "envhive"):  # the first of several environments on one app is what the app is of
+            app.state.envhive = self
         app.add_middleware(Gate, config=self.hive.config)
         app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)
         app.state.envhive = self

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 from fastapi import Body, FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from envhive.errors import EnvHiveError, InvalidMessageError
 from envhive.server.gate import Caller, error_response
@@ -292,7 +293,16 @@ def _written_down(reports: dict[int, dict[str, Any] | None], accept: str) -> tup
 
 def json_schema(cls: type[Any]) -> dict[str, Any]:
     """The JSON schema of a model, or of anything pydantic can describe."""
-    return cls.model_json_schema() if issubclass(cls, BaseModel) else TypeAdapter(cls).json_schema()
+    if issubclass(cls, BaseModel):
+        return cls.model_json_schema(schema_generator=_Forgiving)
+    return TypeAdapter(cls).json_schema(schema_generator=_Forgiving)
+
+
+class _Forgiving(GenerateJsonSchema):
+    """Describes a model all the same if one of its fields holds something that JSON schemas have no words for."""
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
+        return {}
 
 
 _RPC: dict[str, Any] = {"content": {"application/json": {}}}

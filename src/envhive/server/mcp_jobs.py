@@ -17,11 +17,22 @@ if TYPE_CHECKING:
 def toolbox_of(env: Any) -> Toolbox | None:
     """The tools of an environment, also of one that has a FastMCP server but not our base class."""
     found: Toolbox | None = getattr(env, "_toolbox", None)
-    if found is None and (server := getattr(env, "mcp_server", None)) is not None:
+    if found is None and (server := _server_of(env)) is not None:
         from envhive.toolbox import Toolbox  # late: it needs a library that other environments do without
 
         found = env._toolbox = Toolbox(env, server)
     return found
+
+
+def _server_of(env: Any) -> Any:
+    """An environment's FastMCP server. Older ones have only a client of it, in the same process, as `mcp_client`."""
+    server = getattr(env, "mcp_server", None)
+    if server is None and (client := getattr(env, "mcp_client", None)) is not None:
+        from fastmcp import FastMCP  # late, as above
+
+        behind = getattr(getattr(client, "transport", None), "server", None)
+        server = behind if isinstance(behind, FastMCP) else None  # a client of a server elsewhere: ask `step`
+    return server
 
 
 def describe(env: Any) -> dict[str, Any]:

@@ -108,14 +108,13 @@ def _load_folder(folder: Path, settings: dict[str, Any] | None) -> Target:
     reference = manifest.get("app", "server.app:app")
     if not isinstance(reference, str) or ":" not in reference:
         raise TargetError(f"{folder / MANIFEST}: app must name a module and an app, as in server.app:app.")
-    # A reference that begins with the folder's own name is meant to be imported from its parent, unless the folder
-    # has a package of that name in it.
-    package = reference.split(":", 1)[0].split(".", 1)[0]
-    inside = package != folder.name or (folder / package).is_dir()
+    module, _, attribute = reference.partition(":")
+    root, module = _module_in_folder(folder, module)
+    inside, reference = root == folder, f"{module}:{attribute}"
     name = str(manifest.get("name") or folder.name)
     os.chdir(folder)
-    _import_from(folder if inside else folder.parent)
-    if inside and str(folder.parent) not in sys.path:
+    _import_from(root)
+    if root != folder.parent and str(folder.parent) not in sys.path:
         sys.path.append(str(folder.parent))  # where an installed copy would be: some import their own package by name
     know_packages(folder)
     try:
@@ -125,6 +124,23 @@ def _load_folder(folder: Path, settings: dict[str, Any] | None) -> Target:
             raise
         # Its modules import each other as parts of one package, which only its parent folder can offer.
         return Target(_app_from_reference(f"{folder.name}.{reference}", env_name=None, settings=settings), name)
+
+
+def _module_in_folder(folder: Path, module: str) -> tuple[Path, str]:
+    """Where the module that a folder's manifest names is to be imported from, and under which name.
+
+    Most are named as seen from the folder: `server.app`. One that begins with the folder's own name is meant to be
+    imported from its parent, and `envs.my_env.server.app` from the parent of that, as in the repository it was written
+    in; where the folder lies elsewhere now, what is above it does not count.
+    """
+    parts = module.split(".")
+    if (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").is_file() or folder.name not in parts:
+        return folder, module
+    depth = parts.index(folder.name)
+    above = [parent.name for parent in folder.parents[:depth]]
+    if above[::-1] == parts[:depth]:
+        return folder.parents[depth], module
+    return folder.parent, ".".join(parts[depth:])
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -166,6 +182,8 @@ def _app_from_reference(reference: str, env_name: str | None, settings: dict[str
     if returned is not None and callable(getattr(returned, "step", None)):
         action_cls, observation_cls = infer_models(returned)
         return create_app(found, action_cls, observation_cls, env_name=env_name)
+    if _is_app_factory(found) and _is_asgi_app(made := found()):
+        return made
     raise TargetError(f"{reference} is neither an environment class nor an ASGI app, but {type(found).__name__}.")
 
 
@@ -181,7 +199,7 @@ def _fitted(cls: type, settings: dict[str, Any]) -> type:
 
 
 def _checked(cls: type, settings: dict[str, Any]) -> dict[str, Any]:
-    parameters = list(inspect.signature(cls).parameters.values())
+    parameters = _parameters(cls)
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = sorted(settings.keys() - set(known))
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -213,9 +231,20 @@ def _import_reference(reference: str) -> Any:
     return found
 
 
+def _is_app_factory(found: Any) -> bool:
+    """Whether it is a function to get an app from, as uvicorn takes them. One that is called `main` runs a server."""
+    if not inspect.isfunction(found) or inspect.iscoroutinefunction(found) or found.__name__ == "main":
+        return False
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in _parameters(found))
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
 def _is_asgi_app(found: Any) -> bool:
     if not callable(found):
         return False
     if inspect.iscoroutinefunction(found):
-        return len(inspect.signature(found).parameters) == 3  # scope, receive, send
+        return len(_parameters(found)) == 3  # scope, receive, send
     return hasattr(found, "router") or inspect.iscoroutinefunction(type(found).__call__)

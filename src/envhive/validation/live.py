@@ -108,7 +108,13 @@ class LiveChecks(Visitor):
             )
 
     async def _schema(self) -> dict[str, Any]:
-        document = document_of(await self.ask("/schema"))
+        answer = await self.ask("/schema")
+        document = document_of(answer)
+        if answer.status != 200:
+            raise Broken(
+                f"/schema answers {answer.status}: {document.get('detail') or 'no reason is given'}.",
+                "See the server's log for the traceback.",
+            )
         missing = [role for role in ("action", "observation", "state") if not isinstance(document.get(role), dict)]
         if missing:
             raise Broken(

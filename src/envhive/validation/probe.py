@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Final
 
-from envhive.checks import Broken, Finding, Report, check_environment
+from envhive.checks import Broken, Finding, NotChecked, Report, check_environment
 from envhive.errors import EnvHiveError
 
 _LOADING: Final = "it can be loaded"
@@ -171,7 +171,9 @@ def _check_claim(blueprint: Any) -> None:
     from envhive.inspection import underlying_class
 
     cls = underlying_class(blueprint.factory)
-    if cls is not None and not getattr(cls, "SUPPORTS_CONCURRENT_SESSIONS", False):
+    if cls is None:
+        raise NotChecked(f"{blueprint.factory_name} does not say which class it makes")
+    if not getattr(cls, "SUPPORTS_CONCURRENT_SESSIONS", False):
         raise Broken(
             f"{cls.__name__} does not set SUPPORTS_CONCURRENT_SESSIONS, so a server takes one session at a time.",
             "Set SUPPORTS_CONCURRENT_SESSIONS = True on the class if instances share no state.",

@@ -95,10 +95,10 @@ def _check_reference(folder: Path, reference: Any) -> None:
 
 
 def _module_file(folder: Path, module: str) -> Path | None:
-    """Where a module of the folder is: the reference may begin in the folder, or with a name of the folder's own."""
+    """Where a module of the folder is: the reference may begin in the folder, or lead to it from above by its names."""
     parts = module.split(".")
     own_names = {folder.resolve().name, *(name for name, place in package_dir(folder).items() if place == ".")}
-    ways = [parts, *([parts[1:]] if parts[0] in own_names and len(parts) > 1 else [])]
+    ways = [parts, *(parts[at + 1 :] for at, part in enumerate(parts[:-1]) if part in own_names)]
     for root in (folder, folder / "src"):
         for way in ways:
             for path in (root.joinpath(*way).with_suffix(".py"), root.joinpath(*way, "__init__.py")):
