@@ -65,6 +65,7 @@ class Fleet:
         sessions = provider.count * (provider.spec.max_sessions or _DEFAULT_SESSIONS)
         self._proxy = Proxy(host, port, proxies or processes_for(sessions), envoy)
         self._ended = threading.Event()
+        self._leading = threading.Lock()
         self._watcher: threading.Thread | None = None
 
     @property
@@ -144,15 +145,19 @@ class Fleet:
 
     def _introduce(self) -> None:
         """Wait until the proxy leads newcomers to every replica that takes them."""
-        self._proxy.lead_to(self.provider.replicas())
+        self._lead()
         wanted = [replica for replica in self.provider.replicas() if not replica.draining]
         self._proxy.wait_until_led_to(wanted, self._ended)
 
     def _watch(self) -> None:
         while not self._ended.wait(_TICK_S):
             self._do(self.provider.tend)
-            self._do(lambda: self._proxy.lead_to(self.provider.replicas()))
+            self._do(self._lead)
             self._do(self._proxy.tend)
+
+    def _lead(self) -> None:
+        with self._leading:  # from the question to the answer: what somebody else has found out since is not undone
+            self._proxy.lead_to(self.provider.replicas())
 
     @staticmethod
     def _do(job: Callable[[], None]) -> None:
