@@ -114,31 +114,27 @@ class Doorbell:
 class CoroutineDriver:
     """Runs one coroutine at a time, all in the same task; a task that was cancelled is replaced by a new one."""
 
-    __slots__ = ("_bell", "_context", "_jobs", "_loop", "_pending", "_task")
+    __slots__ = ("_bell", "_context", "_handed_over", "_loop", "_pending", "_task")
 
     def __init__(self, context: contextvars.Context | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._context = context or contextvars.copy_context()
         self._task: asyncio.Task[None] | None = None
         self._pending = False  # a coroutine that did not end at once
-        self._jobs = 0
+        self._handed_over = 0
         self._start_task()
 
-    def _start_task(self) -> asyncio.Task[None]:
+    def _start_task(self) -> None:
         self._bell = Doorbell(self._loop)
         self._task = self._loop.create_task(self._serve(self._bell), context=self._context)
-        return self._task
 
     def run(self, job: Job, done: Done) -> None:
         """Run a coroutine, up to its first real wait before this returns, if no other task is running."""
-        task, loop = self._task, self._loop
-        if task is None or task.done() or self._bell.cancelled:
-            task = self._start_task()  # the last one was cancelled, by whomever
-        bell = self._bell
-        self._jobs += 1
-        if bell.wake is None or _current_task(loop) is not None:
-            self._pending = True
-            bell.ring((job, done))
+        task, bell, loop = self._task, self._bell, self._loop
+        if bell.wake is None or task is None or _current_task(loop) is not None:
+            if task is None or task.done() or bell.cancelled:
+                self._start_task()  # the last one was cancelled, by whomever
+            self._hand_over(job, done)
             return
         waits_for, result, error = _NOTHING, None, None
         bell.lent = True
@@ -155,19 +151,25 @@ class CoroutineDriver:
             # It cancelled its own task before it ever waited: a new task goes on, and tells it where it waits.
             bell.ring(None)
             self._start_task()
-            loop.call_soon(self._cancel_if_pending, self._jobs)
         if waits_for is _NOTHING:
             done(result, error)
-        else:
-            self._pending = True
-            self._bell.ring((_rest(job, waits_for), done))
+            return
+        self._hand_over(_rest(job, waits_for), done)
+        if bell.refused_to_cancel:
+            loop.call_soon(self._cancel_if_pending, self._handed_over)
+
+    def _hand_over(self, job: Awaitable[Any], done: Done) -> None:
+        """Let the task carry a coroutine to its end."""
+        self._pending = True
+        self._handed_over += 1
+        self._bell.ring((job, done))
 
     def cancel(self) -> bool:
         """Cancel the running coroutine, which still answers; False if there is none."""
         if not self._pending:
             return False
         # Soon, so that a coroutine that has yet to begin does so first: cancelled before that, it would not answer.
-        self._loop.call_soon(self._cancel_if_pending, self._jobs)
+        self._loop.call_soon(self._cancel_if_pending, self._handed_over)
         return True
 
     @property
@@ -182,7 +184,7 @@ class CoroutineDriver:
             self._bell.ring(None)
 
     def _cancel_if_pending(self, job: int) -> None:
-        if self._pending and job == self._jobs and self._task is not None:  # and not, meanwhile, the close after it
+        if self._pending and job == self._handed_over and self._task is not None:  # and not the close after it
             self._task.cancel()
 
     async def _serve(self, bell: Doorbell) -> None:

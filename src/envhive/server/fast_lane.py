@@ -57,6 +57,9 @@ _READ_BUFFER: Final = 1024
 _LARGEST_READ: Final = 64 * 1024
 _LINGER_S: Final = 5.0
 """How long a closed connection waits for the peer's own close before it is cut."""
+_MOST_TOGETHER: Final = 64
+"""Frames that are read before they are handled and answered. More would push one another's sessions out of the caches:
+with 512 sessions a step costs a tenth less CPU than when all are read first."""
 _LONGEST_DELAY_S: Final = 0.001
 """How long a reply may wait for the others of the same turn of the event loop."""
 _LONGEST_REASON: Final = 123
@@ -320,9 +323,12 @@ class FastConnection(WSListener):
             waiting = len(turn.received)
             if waiting == 1:
                 turn.begin()
-            elif waiting >= INBOX_LIMIT and not frame.last_in_buffer:
-                turn.handle()  # a flood: the session stops reading now, not when all that has arrived is read
-                self._read_less()
+            elif waiting >= _MOST_TOGETHER:
+                turn.handle()
+                if frame.last_in_buffer:
+                    turn.flush()
+                else:
+                    self._read_less()  # a flood: the session stops reading now, not when all that has arrived is read
         else:
             self._turn.handle()  # which came before it
             if kind is _CLOSE:

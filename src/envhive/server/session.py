@@ -661,7 +661,10 @@ class Session:
             reply, error, self._overruled = None, self._overruled, None
         if self._deadline is not None:
             self._clear_deadline(self._deadline)
-        if self._phase is not _STUCK:
+        if self._asker is None and self._extended is None and reply is not None and self._phase is not _STUCK:
+            if self._outlet is not None:
+                self._outlet.send(reply)  # as `_reply` would, two calls later
+        elif self._phase is not _STUCK:
             self._reply(reply, error)
         now, phase = self._clock(), self._phase
         if error is None and phase is _BUSY and self.busy_with == "step":

@@ -251,11 +251,17 @@ def encode_observation(observation: Any) -> bytes:
             b'{"observation":',
             fields,
             b',"reward":',
-            b"null" if reward is None else to_json(reward, fallback=_fallback, inf_nan_mode="null"),
+            b"null" if reward is None else _encode_reward(reward),
             b',"done":true' if done else b',"done":false',
             b"}}" if not metadata else b',"metadata":' + _to_json(metadata) + b"}}",
         )
     )
+
+
+def _encode_reward(reward: Any) -> bytes:
+    if type(reward) is float and reward - reward == 0.0:  # neither infinite nor not a number, as nearly all are
+        return to_json(reward)
+    return to_json(reward, fallback=_fallback, inf_nan_mode="null")
 
 
 def _direct_serializer(cls: type) -> SchemaSerializer | None:
