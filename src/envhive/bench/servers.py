@@ -21,14 +21,13 @@ from typing import IO, Final, Self
 import msgspec
 
 from envhive.errors import ConfigurationError
+from envhive.providers.process import without_settings
 
 _HOST: Final = "127.0.0.1"
 _START_LIMIT_S: Final = 60.0
 _STOP_LIMIT_S: Final = 15.0
 _LOG_TAIL: Final = 600
 _BAD_USAGE: Final = 2
-_SETTINGS: Final = {"HOST", "PORT", "WORKERS", "MAX_CONCURRENT_ENVS", "SESSION_TIMEOUT", "ENABLE_WEB_INTERFACE"}
-_SETTING_PREFIXES: Final = ("ENVHIVE_", "OPENENV_", "PYTHON", "UVICORN_")
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -164,12 +163,8 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what servers would take their settings from."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _SETTINGS and not name.startswith(_SETTING_PREFIXES)
-    }
+    """This process's environment without what servers, and their Pythons, would take their settings from."""
+    return {name: value for name, value in without_settings().items() if not name.startswith("PYTHON")}
 
 
 def _free_port() -> int:

@@ -80,7 +80,7 @@ class ProcessProvider(PlacingProvider):
             self._processes[name] = Guarded(
                 command,
                 self._folder / f"{name}.log",
-                environment={**clean_environment(), **self.spec.variables()},
+                environment={**without_settings(), **self.spec.variables()},
                 grace_s=self._stop_timeout_s,
                 remove=self._folder,
             )
@@ -117,7 +117,7 @@ class ProcessProvider(PlacingProvider):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def clean_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def without_settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """This process's variables without those that a server takes its settings from: they are ours, not its."""
     return {
         name: value

@@ -29,7 +29,7 @@ from envhive.errors import ConfigurationError, MissingPackageError, ProviderErro
 from envhive.providers.base import CommonOptions, Progress, Replica, ServerSpec
 from envhive.providers.guarded import Guarded, tail
 from envhive.providers.placing import PlacingProvider
-from envhive.providers.process import clean_environment
+from envhive.providers.process import without_settings
 
 if TYPE_CHECKING:
     from envhive.providers.placing import _Place
@@ -119,7 +119,7 @@ class Keeper:
         server = Guarded(
             [sys.executable, "-m", "envhive", "serve", *self._orders.arguments, *where],
             self._folder / "log",
-            environment={**clean_environment(), "PYTHONPATH": _own_paths(), **self._orders.variables},
+            environment={**without_settings(), "PYTHONPATH": _own_paths(), **self._orders.variables},
             grace_s=self._orders.grace_s,
             remove=self._folder,
             apart=True,  # Ray kills the children of an actor that it ends

@@ -30,7 +30,7 @@ from envhive.errors import ConfigurationError, ProviderError
 from envhive.providers.base import CommonOptions, Progress, Replica, ServerSpec
 from envhive.providers.guarded import Guarded, tail
 from envhive.providers.placing import PlacingProvider
-from envhive.providers.process import clean_environment
+from envhive.providers.process import without_settings
 from envhive.providers.sweep import sweeping
 
 logger: Final = logging.getLogger("envhive.providers")
@@ -324,7 +324,7 @@ def _environment() -> dict[str, str]:
     """This process's variables without those of a job that it may be in itself."""
     return {
         name: value
-        for name, value in clean_environment().items()
+        for name, value in without_settings().items()
         if name == "SLURM_CONF" or not name.startswith(("SLURM", "SBATCH_"))
     }
 
