@@ -144,7 +144,7 @@ def load_original(key: str) -> ModuleType | None:
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # whatever its code raises: a half-made module must not be found later
         del sys.modules[name]
         raise
     return module
