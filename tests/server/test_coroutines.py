@@ -127,6 +127,51 @@ def test_what_it_raises_is_its_answer(waits: bool) -> None:
     on_a_loop(test)
 
 
+def test_what_only_the_end_of_a_generator_raises_is_an_answer_too() -> None:
+    async def leave() -> None:
+        raise GeneratorExit
+
+    async def quick() -> int:
+        return 1
+
+    async def test(bench: Bench) -> None:
+        result, failure = await bench.run(leave())
+        assert (result, type(failure)) == (None, ExecutionError)
+        assert await bench.run(quick()) == (1, None)
+
+    on_a_loop(test)
+
+
+def test_coroutines_of_many_sessions_wait_side_by_side_and_each_gets_its_own_answer() -> None:
+    async def wait_for(opened: asyncio.Event, answer: int) -> int:
+        await opened.wait()
+        await asyncio.sleep(0)
+        if answer % 2:
+            raise ValueError(answer)
+        return answer
+
+    async def at_once(answer: int) -> int:
+        return answer
+
+    async def test(_: Bench) -> None:
+        benches, opened = [Bench() for _ in range(6)], asyncio.Event()
+        await asyncio.sleep(0)
+        waiting = [bench.begin(wait_for(opened, number)) for number, bench in enumerate(benches)]
+        others = [Bench() for _ in range(3)]
+        await asyncio.sleep(0)
+        for number, bench in enumerate(others):
+            assert await bench.run(at_once(number)) == (number, None)
+        assert not any(answer.done() for answer in waiting)
+        opened.set()
+        answers = [await asyncio.wait_for(answer, 5) for answer in waiting]
+        assert [result for result, _ in answers] == [0, None, 2, None, 4, None]
+        assert [str(error) for _, error in answers if error] == ["ValueError: 1", "ValueError: 3", "ValueError: 5"]
+        for bench in [*benches, *others]:
+            bench.driver.stop()
+
+    on_a_loop(test)
+
+
 def test_a_time_out_set_before_the_first_wait_takes_effect_in_it() -> None:
     async def too_long() -> str:
         try:

@@ -2,7 +2,7 @@
 
 A task for each message costs 3.5 µs and a turn of the event loop. Here a coroutine is begun at once, in the
 name and in the context of the session's task, which meanwhile waits at a `Doorbell`. A step that does not
-wait is over when `run` returns, for 0.6 µs; one that does is given to the task, which carries it to its end.
+wait is over when `run` returns, for 0.4 µs; one that does is given to the task, which carries it to its end.
 Either way the code finds itself in a real task, so time-outs, cancel scopes and context variables behave as
 anywhere.
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import sys
 import types
 from asyncio import _enter_task, _leave_task  # for those who run coroutines themselves
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+from weakref import WeakKeyDictionary
 
 from envhive.errors import EnvHiveError, ExecutionError
 
@@ -32,7 +32,47 @@ else:
     _current_task = asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
 
 
-_NOTHING: Final = object()
+_ENDED: Final = object()
+
+
+class Starter:
+    """Begins coroutines, those of all sessions of an event loop in turn, and runs each up to its first wait.
+
+    `coroutine.send(None)` tells of an end by an exception, which costs 0.45 µs. A generator that awaits one coroutine
+    after another hears of it for less, and says so by yielding `_ENDED`; anything else that it yields is a wait.
+    """
+
+    __slots__ = ("advance", "error", "generator", "result")
+
+    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Starter]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        """Of the coroutine that has just ended; taken away by whoever ran it."""
+        self.error: EnvHiveError | None = None
+        self.renew()
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Starter:
+        return cls._all.get(loop) or cls._all.setdefault(loop, cls())
+
+    def renew(self) -> None:
+        """Begin anew: the generator has stopped at a coroutine's wait, and goes on with whoever waits for that."""
+        self.generator = self._run_each()
+        self.advance: Callable[[Any], Any] = self.generator.send
+        self.advance(None)
+
+    @types.coroutine
+    def _run_each(self) -> Generator[Any, Any, None]:
+        while True:
+            job = yield _ENDED
+            try:
+                self.result = yield from job
+            except GeneratorExit:
+                raise  # the event loop is gone, and all that waits with it
+            except BaseException as failure:  # whatever it is, the session must get its answer
+                self.error = _attributed(failure)
+            del job
 
 
 class Doorbell:
@@ -114,10 +154,11 @@ class Doorbell:
 class CoroutineDriver:
     """Runs one coroutine at a time, all in the same task; a task that was cancelled is replaced by a new one."""
 
-    __slots__ = ("_bell", "_context", "_handed_over", "_loop", "_pending", "_task")
+    __slots__ = ("_bell", "_context", "_handed_over", "_loop", "_pending", "_starter", "_task")
 
     def __init__(self, context: contextvars.Context | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._starter = Starter.of(self._loop)
         self._context = context or contextvars.copy_context()
         self._task: asyncio.Task[None] | None = None
         self._pending = False  # a coroutine that did not end at once
@@ -136,25 +177,27 @@ class CoroutineDriver:
                 self._start_task()  # the last one was cancelled, by whomever
             self._hand_over(job, done)
             return
-        waits_for, result, error = _NOTHING, None, None
+        starter = self._starter
         bell.lent = True
         _enter_task(loop, task)
         try:
-            waits_for = self._context.run(job.send, None)
-        except StopIteration as finished:
-            result = finished.value
-        except BaseException as failure:  # whatever it is, the session must get its answer
-            error = _attributed(failure)
+            waits_for = self._context.run(starter.advance, job)
+        except BaseException as failure:  # it raised what only the end of a generator does
+            waits_for, starter.error = _ENDED, _attributed(failure)
+            starter.renew()
         _leave_task(loop, task)
         bell.lent = False
         if bell.refused_to_cancel:
             # It cancelled its own task before it ever waited: a new task goes on, and tells it where it waits.
             bell.ring(None)
             self._start_task()
-        if waits_for is _NOTHING:
+        if waits_for is _ENDED:
+            result, error = starter.result, starter.error
+            starter.result = starter.error = None
             done(result, error)
             return
-        self._hand_over(_rest(job, waits_for), done)
+        self._hand_over(_rest(starter, starter.generator, waits_for), done)
+        starter.renew()
         if bell.refused_to_cancel:
             loop.call_soon(self._cancel_if_pending, self._handed_over)
 
@@ -209,19 +252,20 @@ class CoroutineDriver:
 
 
 @types.coroutine
-def _rest(job: Job, waits_for: Any) -> Generator[Any, Any, Any]:
-    """What is left of a coroutine that has begun, and now waits for something."""
-    while True:
+def _rest(starter: Starter, job: Generator[Any, Any, None], waits_for: Any) -> Generator[Any, Any, Any]:
+    """What is left of a coroutine that has begun, in a starter's generator, and now waits for something."""
+    while waits_for is not _ENDED:
         try:
             value = yield waits_for
         except BaseException as error:  # cancellation too: all that is thrown in is the coroutine's to hear
-            resume = functools.partial(job.throw, error)
+            waits_for = job.throw(error)
         else:
-            resume = functools.partial(job.send, value)
-        try:
-            waits_for = resume()
-        except StopIteration as finished:
-            return finished.value
+            waits_for = job.send(value)
+    result, failure = starter.result, starter.error
+    starter.result = starter.error = None
+    if failure is not None:
+        raise failure
+    return result
 
 
 def _attributed(failure: BaseException) -> EnvHiveError:

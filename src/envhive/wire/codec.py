@@ -23,12 +23,14 @@ from envhive.wire.messages import NO_DATA, Message, Request, StepRequest
 REQUEST_TYPES: Final = frozenset({"reset", "step", "state", "mcp", "close"})
 _REWARD_AND_DONE: Final = {"reward", "done"}
 M = TypeVar("M", bound=Message)
+_NUMBERS: Final = frozenset({float, int, bool, type(None)})
 _LARGEST_ECHO: Final = 64 * 1024
 """An invalid action larger than this is not sent back inside its own error."""
 
 _decode_message: Final = msgspec.json.Decoder(Message).decode
 _decode_extended: Final = msgspec.json.Decoder(Request).decode
 _decode_any: Final = msgspec.json.Decoder().decode
+_encode_number: Final = msgspec.json.Encoder().encode
 
 
 decode_step: Final = msgspec.json.Decoder(StepRequest).decode
@@ -163,7 +165,6 @@ def validation_failure(error: PydanticValidationError, size: int = 0) -> Invalid
 
 # Replies. Those of an environment are made in one piece, with the payload that HTTP sends bare inside.
 
-_OBSERVATION: Final = b'{"type":"observation","data":'
 _STATE: Final = b'{"type":"state","data":'
 _MCP: Final = b'{"type":"mcp","data":'
 
@@ -245,23 +246,12 @@ def encode_observation(observation: Any) -> bytes:
     except KeyError:  # a model of the author's own, without these fields, or with properties for them
         reward, done = getattr(observation, "reward", None), getattr(observation, "done", False)
         metadata = getattr(observation, "metadata", None)
-    return b"".join(
-        (
-            _OBSERVATION,
-            b'{"observation":',
-            fields,
-            b',"reward":',
-            b"null" if reward is None else _encode_reward(reward),
-            b',"done":true' if done else b',"done":false',
-            b"}}" if not metadata else b',"metadata":' + _to_json(metadata) + b"}}",
-        )
-    )
-
-
-def _encode_reward(reward: Any) -> bytes:
-    if type(reward) is float and reward - reward == 0.0:  # neither infinite nor not a number, as nearly all are
-        return to_json(reward)
-    return to_json(reward, fallback=_fallback, inf_nan_mode="null")
+    # What is not a number becomes null either way; pydantic's `to_json` keeps 1 kB for each thread that ever called it.
+    number = _encode_number(reward) if type(reward) in _NUMBERS else _to_json(reward)
+    rest = b',"done":true' if done else b',"done":false'
+    if metadata:
+        rest += b',"metadata":' + _to_json(metadata)
+    return b'{"type":"observation","data":{"observation":%b,"reward":%b%b}}' % (fields, number, rest)
 
 
 def _direct_serializer(cls: type) -> SchemaSerializer | None:
@@ -287,7 +277,7 @@ def _encode_unusual_observation(observation: Any) -> bytes:
     payload = {"reward": document.pop("reward", None), "done": bool(document.pop("done", False))}
     metadata = document.get("metadata")
     data = {"observation": document, **payload, **({"metadata": metadata} if metadata else {})}
-    return _OBSERVATION + _to_json(data) + b"}"
+    return b'{"type":"observation","data":%b}' % _to_json(data)
 
 
 def encode_state(state: Any) -> bytes:
