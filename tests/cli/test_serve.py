@@ -186,6 +186,21 @@ def test_sigterm_waits_for_sessions_no_longer_than_the_grace_period() -> None:
         assert server.process.wait(timeout=15) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_second_signal_ends_the_server_at_once_and_without_a_traceback(workers: str, number: signal.Signals) -> None:
+    with envhive_serve("benchmark", "--workers", workers, "--grace-period", "600") as server:
+        with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws:
+            ws.send('{"type":"step","data":{"wait_seconds":600}}')
+            ws.ping().wait(10)  # the server has read what came before
+            server.process.send_signal(signal.SIGTERM)
+            eventually(lambda: refused(server.port) == "DRAINING")
+            server.process.send_signal(number)
+            assert server.process.wait(timeout=15) == 1
+        output, errors = server.process.communicate()
+        assert "Traceback" not in output + errors
+
+
 def test_a_step_that_never_ends_does_not_keep_the_server_from_ending() -> None:
     with envhive_serve("benchmark", "--grace-period", "0.5") as server:
         with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws:

@@ -52,13 +52,15 @@ STATES: Final = ("opening", "idle", "busy", "closing", "detached", "stuck")
 _DRAINING: Final = "The server is shutting down and takes no new sessions"
 _LAST_WAIT: Final = 2.0
 """Seconds that cancelled coroutines and `close()` get after the grace period."""
+_HURRIED_WAIT: Final = 0.5
+"""The same for a server that was told twice to stop."""
 
 
 class Hive:
     """The sessions of one server process, used from the event loop. It needs no start: the first session starts it."""
 
     closing_at: ClassVar[float | None] = None
-    """When every hive of this process must have ended, once the server has been told to stop."""
+    """When every hive of this process must have ended, once the server has been told to stop; 0 if told twice."""
     all: ClassVar[WeakSet[Hive]] = WeakSet()
     """Those of this process."""
 
@@ -468,9 +470,12 @@ class Hive:
             self._nursery.stop()
 
     async def _emptied_before(self, deadline: float, *, last: bool = False) -> bool:
+        began = time.monotonic()
         while self.sessions and time.monotonic() < deadline:
             if not last and self.closing_at is not None:
                 deadline = min(deadline, self.closing_at)  # a part of the grace has passed, or nobody wants to wait
+            elif self.closing_at == 0.0:
+                deadline = min(deadline, began + _HURRIED_WAIT)
             await asyncio.sleep(0.01)
         return not self.sessions
 

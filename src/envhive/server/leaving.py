@@ -7,7 +7,10 @@ import contextlib
 import logging
 import os
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
+
+FORCED_EXIT: Final = 1
+"""The exit code of a server that was told twice to stop."""
 
 
 def leave(code: int) -> NoReturn:

@@ -22,10 +22,12 @@ from envhive.server.config import ServerConfig
 from envhive.server.gate import Gate
 from envhive.server.hive import Hive
 from envhive.server.intake import Intake
+from envhive.server.leaving import FORCED_EXIT
 from envhive.server.upgrade import FastLaneProtocol
 
 _BACKLOG: Final = 4096
-_FORCED_EXIT: Final = 1
+_INSISTED_S: Final = 2.0
+"""How long an app may take to shut down when a second signal says that it is to be at once."""
 _YOUNG_OBJECTS: Final = 20_000
 """Objects made before Python looks for cycles among them; its default of 700 is for smaller programs."""
 
@@ -85,6 +87,10 @@ class Server(uvicorn.Server):
             # After draining the grace has been used up, or nobody needs it.
             Hive.closing_at = self._drained_by or time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
         await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn leaves the app where it is then, to be cancelled, which would be logged as if it had failed.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.lifespan.shutdown(), _INSISTED_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -141,7 +147,7 @@ def run_app(app: Any, config: ServerConfig, listeners: list[socket.socket], mome
     finally:
         for listener in listeners:
             listener.close()
-    return _FORCED_EXIT if server.force_exit or not server.started else 0
+    return FORCED_EXIT if server.force_exit or not server.started else 0
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from envhive.errors import ConfigurationError
+from envhive.server.leaving import FORCED_EXIT
 from envhive.server.places import Ledger
 
 logger: Final = logging.getLogger("envhive.server")
@@ -69,6 +70,7 @@ class Supervisor:
         self._ledger = Ledger.create(count)
         self._workers = [Worker(index) for index in range(count)]
         self._stopping = False
+        self._insisted = False
         self._signal = signal.SIGTERM
         self._announced = False
         self._lifeline: tuple[int, int] = os.pipe()
@@ -97,6 +99,7 @@ class Supervisor:
     def _stop(self, number: int, frame: Any) -> None:
         """The first signal asks to finish; a second one insists."""
         if self._stopping:
+            self._insisted = True
             for worker in self._workers:
                 if worker.process is not None:
                     worker.process.kill()
@@ -182,4 +185,4 @@ class Supervisor:
                 logger.error("Worker with pid %d did not stop; killing it", process.pid)
                 process.kill()
                 process.wait()
-        return 0
+        return FORCED_EXIT if self._insisted else 0
