@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 from envhive.errors import ConfigurationError, MissingPackageError, ProviderError
 from envhive.providers.docker import LocalDockerProvider
-from envhive.providers.docker_engine import require_image
+from envhive.providers.docker_engine import connect, require_image
 
 
 def daemon_that_pulls(*events: dict[str, Any]) -> Any:
@@ -54,6 +57,15 @@ def test_without_dockers_client_it_is_said_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'envhive\[docker\]'"):
         LocalDockerProvider("game").start()
+
+
+def test_a_daemon_that_does_not_listen_yet_is_named_and_no_socket_is_left_open(tmp_path: Path) -> None:
+    path = str(tmp_path / "docker.sock")
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(path)
+        with pytest.raises(ProviderError, match=rf"does not answer at unix://{path} .*refused"):
+            connect(f"unix://{path}")
+    gc.collect()  # a socket that was left open would complain now
 
 
 def test_an_image_is_needed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal
@@ -12,6 +13,7 @@ from envhive.providers.base import Progress
 
 Pull = Literal["missing", "always", "never"]
 
+_KNOCK_S: Final = 10.0
 _MB: Final = 1e6
 _TOLD_EVERY: Final = 10.0
 """Percent of a download."""
@@ -29,7 +31,7 @@ def connect(docker_host: str | None = None) -> Any:
         if where is None and (context := ContextAPI.get_current_context()) is not None:
             where = context.Host
         if where is not None and where.startswith("unix://"):
-            os.stat(where.removeprefix("unix://"))  # Docker's client says less of a socket that is not there
+            _knock(where.removeprefix("unix://"))
         client = docker.from_env(environment={**os.environ, **at_host(where)})
         client.ping()
     except (docker.errors.DockerException, OSError) as error:
@@ -39,6 +41,13 @@ def connect(docker_host: str | None = None) -> Any:
             f"yours to use: sudo usermod -aG docker $USER, and log in again."
         ) from error
     return client
+
+
+def _knock(path: str) -> None:
+    """Raise if nobody listens there: Docker's client says less of it, and leaves its own socket open."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_KNOCK_S)
+        probe.connect(path)
 
 
 def at_host(docker_host: str | None) -> dict[str, str]:
