@@ -25,7 +25,7 @@ PATIENCE = 10.0
 def limited(**limits: Any) -> Iterator[tuple[Running, Intake]]:
     """A server with limits, as `envhive serve` makes it."""
     intake = Intake(ServerConfig(**limits))
-    with running(create_app(counting(), Move, Seen), "fast", http=intake.protocol) as server:
+    with running(create_app(counting(), Move, Seen), "fast", **intake.protocols) as server:
         yield server, intake
         eventually(lambda: intake.pending == 0)
 
@@ -194,7 +194,7 @@ def test_newcomers_beyond_the_pending_are_closed_until_there_is_room() -> None:
 def test_a_body_that_goes_on_after_its_refusal_is_cut() -> None:
     app = create_app(counting(), Move, Seen)
     intake = Intake(ServerConfig(head_timeout=0.3))
-    with running(app, "fast", http=intake.protocol) as server, dialled(server) as sock:
+    with running(app, "fast", **intake.protocols) as server, dialled(server) as sock:
         sock.sendall(b"POST /nowhere HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert reply_on(sock) == b"HTTP/1.1 404 Not Found"
         began = time.monotonic()

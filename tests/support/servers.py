@@ -15,9 +15,9 @@ import uvicorn.server
 from websockets.sync.client import ClientConnection, connect
 
 from envhive import HTTPEnvServer, create_app
-from envhive.server.config import forced
+from envhive.server.config import ServerConfig, forced
+from envhive.server.intake import Intake
 from envhive.server.run import bind
-from envhive.server.upgrade import FastLaneProtocol
 from tests.support.envs import Move, Seen, counting
 
 Lane = Literal["fast", "asgi"]
@@ -57,7 +57,7 @@ def running(app: Any, lane: Lane, **options: Any) -> Iterator[Running]:
     """Serve an app until the block ends."""
     listener = bind("127.0.0.1", 0)
     settings = {
-        "ws": FastLaneProtocol if lane == "fast" else "websockets-sansio",
+        **(Intake(ServerConfig()).protocols if lane == "fast" else {"ws": "websockets-sansio"}),
         "log_config": None,
         "timeout_graceful_shutdown": 10,
         **options,

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final
 
 from httptools import HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from envhive.server.config import ServerConfig
+from envhive.server.upgrade import UvicornProtocol, begin_upgrade
 
 _HEAD_TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -23,14 +25,15 @@ _LINE_EXTRAS: Final = 4
 
 
 class Intake:
-    """The connections of a process that are sending a request. `protocol` is for `uvicorn.Config(http=...)`."""
+    """The connections of a process that are sending a request. `protocols` are for `uvicorn.Config`."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.pending = 0
 
-    def protocol(self, **given: Any) -> HttpProtocol:
-        return HttpProtocol(self, **given)
+    @property
+    def protocols(self) -> dict[str, Any]:
+        return {"http": partial(HttpProtocol, self), "ws": UvicornProtocol}
 
 
 class Part(Enum):
@@ -98,8 +101,10 @@ class HttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._stop_waiting()
         upgrade = sys.exception()  # the parser's, which tells where the head ended
-        super().handle_websocket_upgrade()
         early = self._latest[upgrade.args[0] :] if isinstance(upgrade, HttpParserUpgrade) else b""
+        if begin_upgrade(self, early):
+            return
+        super().handle_websocket_upgrade()
         if early and not self.transport.is_closing():
             # Frames of a client that did not wait for the answer; uvicorn would drop what came together with the head.
             self.transport.get_protocol().data_received(early)  # type: ignore[attr-defined]

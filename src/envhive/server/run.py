@@ -23,7 +23,6 @@ from envhive.server.gate import Gate
 from envhive.server.hive import Hive
 from envhive.server.intake import Intake
 from envhive.server.leaving import FORCED_EXIT
-from envhive.server.upgrade import FastLaneProtocol
 
 _BACKLOG: Final = 4096
 _INSISTED_S: Final = 2.0
@@ -127,8 +126,7 @@ def run_app(app: Any, config: ServerConfig, listeners: list[socket.socket], mome
             Gate(app, config) if config.tokens else app,  # an app that is none of ours asks for tokens, too
             host=config.host,
             port=config.port,
-            http=Intake(config).protocol,  # type: ignore[arg-type]  # it is called like a class
-            ws=FastLaneProtocol,
+            **Intake(config).protocols,
             ws_max_size=config.max_message_size,
             ws_ping_interval=config.ping_interval,
             ws_ping_timeout=config.ping_timeout,

@@ -3,7 +3,7 @@
 An upgrade passes through the ASGI app once, so routing, mounts, middleware and auth keep working. The
 endpoint finds `TakeOver` among the scope's extensions, takes it and accepts; from then on picows has the socket:
 
-    uvicorn ── upgrade ──► FastLaneProtocol ── ASGI ──► endpoint ── accept ──► FastLaneProtocol ──► FastConnection
+    HttpProtocol ── upgrade ──► Upgrading ── ASGI ──► endpoint ── accept ──► Upgrading ──► FastConnection
 
 An endpoint that does not take over (an app's own WebSocket route) is served by uvicorn as usual.
 """
@@ -11,10 +11,14 @@ An endpoint that does not take over (an app's own WebSocket route) is served by 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import socket
 from enum import Enum, auto
 from typing import Any, Final
+from urllib.parse import unquote
 
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -24,8 +28,12 @@ from envhive.server.crew import Parcel, current_crew
 from envhive.server.fast_lane import FastConnection, Upgrade
 from envhive.server.hive import Hive
 
+logger: Final = logging.getLogger("envhive.server")
+
 _EARLY_LIMIT: Final = 64 * 1024
 """Bytes that a client may send before its upgrade is answered."""
+_NO_CODE: Final = 1005
+_KEY: Final = re.compile(rb"[A-Za-z0-9+/]{22}==")
 
 
 class TakeOver:
@@ -45,20 +53,172 @@ class TakeOver:
         self.hive, self.owner, self.layer, self.session = hive, owner, layer, session
 
 
-class FastLaneProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol, with a way out of it. For `uvicorn --ws` or `uvicorn.Config(ws=...)`."""
+def begin_upgrade(http: HttpToolsProtocol, early: bytes) -> bool:
+    """Ask the app about an upgrade that `http` has parsed. False if it is not in order, and uvicorn is to say why."""
+    key = _key_of(http)
+    if key is None:
+        return False
+    Upgrading(http, key, early).begin()
+    return True
+
+
+def _key_of(http: HttpToolsProtocol) -> bytes | None:
+    """The key of an upgrade that has all that an upgrade must have, once."""
+    if http.scope["method"] != "GET" or http.scope["http_version"] != "1.1":
+        return None
+    if not http.url.startswith(b"/") or not http.url.isascii():
+        return None
+    found: dict[bytes, bytes] = {}
+    for name, value in http.headers:
+        if name in (b"sec-websocket-key", b"sec-websocket-version", b"upgrade"):
+            if name in found:
+                return None
+            found[name] = value
+    key = found.get(b"sec-websocket-key", b"")
+    return key if found.get(b"sec-websocket-version") == b"13" and _KEY.fullmatch(key) else None
+
+
+class Upgrading(asyncio.Protocol):
+    """An upgrade on its way through the app: what it receives and sends, until the answer is known.
+
+    uvicorn's own protocol is made only where it is needed. It parses the request anew, and to do so for every session
+    was a fifth of what opening one costs.
+    """
+
+    def __init__(self, http: HttpToolsProtocol, key: bytes, early: bytes) -> None:
+        self.http = http
+        self.early = bytearray(early)
+        self.scope = _scope_of(http)
+        self._key = key
+        self._offer = TakeOver(self._receive)
+        self.scope["extensions"][TAKE_OVER] = self._offer
+        self.is_announced = False
+        """Whether the app has heard that there is a connection."""
+        self._is_taken_over = False
+        self._plain: UvicornProtocol | None = None
+
+    def begin(self) -> None:
+        http = self.http
+        http.connections.discard(http)
+        http.connections.add(self)  # type: ignore[arg-type]  # a set of what has a `shutdown`
+        http.transport.set_protocol(self)
+        task = http.loop.create_task(self._ask())
+        http.tasks.add(task)
+        task.add_done_callback(http.tasks.discard)
+
+    # What the transport and the server tell.
+
+    def data_received(self, data: bytes) -> None:
+        """Frames of a client that does not wait for the answer."""
+        self.early += data
+        if len(self.early) > _EARLY_LIMIT:
+            self.http.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave_to_uvicorn().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        self._leave_to_uvicorn().shutdown()
+
+    # What the app sees.
+
+    async def _ask(self) -> None:
+        failure, result = None, None
+        try:
+            result = await self.http.app(self.scope, self._receive, self._send)
+        except BaseException as error:  # uvicorn's protocol knows what to do with each
+            failure = error
+        if not self._is_taken_over:
+            await self._leave_to_uvicorn().end(result, failure)
+        elif failure is not None and not isinstance(failure, ClientDisconnected):
+            logger.error("The app failed after it had accepted a session's connection", exc_info=failure)
+        self._let_go()
+
+    async def _receive(self) -> Any:
+        if not self.is_announced:
+            self.is_announced = True
+            return {"type": "websocket.connect"}
+        if self._is_taken_over:
+            return {"type": "websocket.disconnect", "code": _NO_CODE}
+        return await self._leave_to_uvicorn().receive()
+
+    async def _send(self, message: Any) -> None:
+        if self._is_taken_over:
+            raise ClientDisconnected
+        if self._offer.hive is None or message["type"] != "websocket.accept":
+            await self._leave_to_uvicorn().send(message)
+        elif self._plain is not None or self.http.transport.is_closing():
+            raise ClientDisconnected
+        else:
+            self._take_over(self._offer.hive, message)
+
+    # How it ends.
+
+    def _leave_to_uvicorn(self) -> UvicornProtocol:
+        if self._plain is None:
+            self._plain = UvicornProtocol(self.http.config, self.http.server_state, self.http.app_state)
+            self._plain.go_on(self)
+        return self._plain
+
+    def _take_over(self, hive: Hive, message: Any) -> None:
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers") or ()]
+        if message.get("subprotocol"):
+            headers.append(("Sec-WebSocket-Protocol", message["subprotocol"]))
+        offer, transport, connections = self._offer, self.http.transport, self.http.connections
+        upgrade = Upgrade(self._key.decode(), headers, bytes(self.early), offer.layer, offer.session)
+        place = _find_place(hive, offer.owner, transport, upgrade)
+        if place is not Place.ELSEWHERE:
+            connection = FastConnection(hive, offer.owner, upgrade, reserved=place is Place.RESERVED_HERE)
+            connection.start(transport, upgrade, connections)
+        connections.discard(self)
+        self._is_taken_over = True
+
+    def _let_go(self) -> None:
+        """Drop what is no longer needed now, not when Python next looks for cycles: 14 kB a session until then."""
+        self.http.parser = None  # type: ignore[assignment]
+        del self.http, self.scope, self._offer, self._plain
+
+
+class UvicornProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's protocol, which can go on with an upgrade that was begun without it."""
+
+    _begun: Upgrading | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._http: Any = transport.get_protocol()  # which parsed the upgrade, and is done
         super().connection_made(transport)
         self.conn.debug = False  # it would log the request's headers, and the token among them
+        self._early = bytearray()
+
+    def go_on(self, begun: Upgrading) -> None:
+        """Take the connection over, as if this had been asked from the start."""
+        self._begun, http = begun, begun.http
+        self.connection_made(http.transport)
+        http.connections.discard(begun)
+        lines = [b"GET %b HTTP/1.1\r\n" % http.url, *(b"%b: %b\r\n" % header for header in http.headers), b"\r\n"]
+        super().data_received(b"".join(lines))
+        self._early = begun.early
+        http.transport.set_protocol(self)
+
+    async def end(self, result: Any, failure: BaseException | None) -> None:
+        """The app has returned, or has failed: do what is left to do."""
+
+        async def app(*_: Any) -> Any:
+            if failure is not None:
+                raise failure
+            return result
+
+        self.app = app
+        await self.run_asgi()
 
     def handle_connect(self, event: Any) -> None:
-        self._offer = TakeOver(self.receive)
-        self._early = bytearray()
-        super().handle_connect(event)
-        if not self.close_sent:
-            self.scope["extensions"][TAKE_OVER] = self._offer  # type: ignore[assignment]
+        if self._begun is None:
+            super().handle_connect(event)
+            return
+        self.request, self.response, self.scope = event, self.conn.accept(event), self._begun.scope  # type: ignore[assignment]
+        self.handshake_initiated = True
+        if not self._begun.is_announced:
+            self._begun.is_announced = True
+            self.queue.put_nowait({"type": "websocket.connect"})
 
     def data_received(self, data: bytes) -> None:
         if not self.handshake_initiated or self.handshake_complete:
@@ -70,11 +230,6 @@ class FastLaneProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         accepts = message["type"] == "websocket.accept" and not self.handshake_complete
-        if accepts and self._offer.hive is not None:
-            if self.disconnected or self.transport.is_closing():
-                raise ClientDisconnected
-            self._take_over(self._offer.hive, message)
-            return
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True  # or uvicorn logs an error for each upgrade that an app has refused
@@ -82,33 +237,26 @@ class FastLaneProtocol(WebSocketsSansIOProtocol):
             early, self._early = bytes(self._early), bytearray()
             super().data_received(early)
 
-    def _take_over(self, hive: Hive, message: Any) -> None:
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers") or ()]
-        if message.get("subprotocol"):
-            headers.append(("Sec-WebSocket-Protocol", message["subprotocol"]))
-        transport, self.transport = self.transport, _HandedOver()
-        self.connections.discard(self)
-        self.handshake_complete = True
-        upgrade = Upgrade(
-            self.request.headers["Sec-WebSocket-Key"].strip(),
-            headers,
-            bytes(self._early),
-            self._offer.layer,
-            self._offer.session,
-        )
-        owner = self._offer.owner
-        place = _find_place(hive, owner, transport, upgrade)
-        if place is not Place.ELSEWHERE:
-            connection = FastConnection(hive, owner, upgrade, reserved=place is Place.RESERVED_HERE)
-            connection.start(transport, upgrade, self.connections)
-        self._let_go()
 
-    def _let_go(self) -> None:
-        """Drop what is no longer needed now, not when Python next looks for cycles: 14 kB a session until then."""
-        if self._http is not None:
-            self._http.parser = None
-        self._http = None
-        del self.conn, self.scope, self.request, self.response, self.queue, self._offer
+def _scope_of(http: HttpToolsProtocol) -> dict[str, Any]:
+    raw_path, _, query = http.url.partition(b"?")
+    offered = [value.decode("latin-1") for name, value in http.headers if name == b"sec-websocket-protocol"]
+    return {
+        "type": "websocket",
+        "asgi": {"version": http.asgi_version, "spec_version": "2.4"},
+        "http_version": "1.1",
+        "scheme": "wss" if http.scheme == "https" else "ws",
+        "server": http.server,
+        "client": http.client,
+        "root_path": http.root_path,
+        "path": http.root_path + unquote(raw_path.decode()),
+        "raw_path": http.root_path.encode() + raw_path,
+        "query_string": query,
+        "headers": http.headers,
+        "subprotocols": [each.strip() for line in offered for each in line.split(",")],
+        "state": http.app_state.copy(),
+        "extensions": {"websocket.http.response": {}},
+    }
 
 
 class Place(Enum):
@@ -168,16 +316,3 @@ def receive_parcels(connections: set[Any]) -> None:
         task.add_done_callback(tasks.discard)
 
     crew.on_parcel = take
-
-
-class _HandedOver(asyncio.Transport):
-    """Stands where the transport was, for a protocol that has given it away and must not close it."""
-
-    def close(self) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> None:
-        pass
