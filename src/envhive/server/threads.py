@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import sys
@@ -23,7 +22,6 @@ Done = Callable[[Any, EnvHiveError | None], None]
 Job = Callable[..., Any]
 Entry = tuple[Job, tuple[Any, ...], Done]
 Letter = tuple[Done, Any, EnvHiveError | None]
-Inbox = SimpleQueue[Entry | None]
 
 logger: Final = logging.getLogger("envhive.server")
 
@@ -65,36 +63,121 @@ class Worker:
             self._mailbox.dispatch(self._inbox, None)
 
 
-class Pool:
-    """Threads with one inbox, started as they are needed; for work that may wait and has no thread of its own."""
+class Pace:
+    """Whether jobs are quick, judged by the last ones."""
 
-    __slots__ = ("_inbox", "_mailbox", "_pending", "_size", "_threads")
+    __slots__ = ("_slowness",)
+
+    def __init__(self) -> None:
+        self._slowness = 0
+
+    @property
+    def is_slow(self) -> bool:
+        return self._slowness >= _SLOW
+
+    def note(self, seconds: float) -> None:
+        """A job has taken so long."""
+        if seconds > _QUICK_S:
+            self._slowness = min(self._slowness + 2, _SLOWEST)
+        elif self._slowness:
+            self._slowness -= 1
+
+    def despair(self) -> None:
+        """One takes so long that it is not worth waiting for its end."""
+        self._slowness = _SLOWEST
+
+
+class Pool:
+    """Threads that share their jobs, for work that may wait and has no thread of its own.
+
+    Quick jobs are all done by one thread, which wakes the event loop after the last; several would only fight for the
+    interpreter's lock. Jobs that take long get a thread each.
+    """
+
+    __slots__ = (
+        "_awake",
+        "_bell",
+        "_done",
+        "_done_before",
+        "_jobs",
+        "_looking",
+        "_mailbox",
+        "_pace",
+        "_size",
+        "_threads",
+    )
 
     def __init__(self, mailbox: Mailbox, size: int) -> None:
         self._mailbox = mailbox
         self._size = size
-        self._inbox: Inbox = SimpleQueue()
+        self._pace = Pace()
+        self._jobs: deque[Entry] = deque()
+        self._bell: SimpleQueue[Baton | None] = SimpleQueue()
+        self._awake: set[Baton] = set()
         self._threads = 0
-        self._pending = 0
+        self._done = 0  # roughly, as many threads count at once
+        self._done_before = 0
+        self._looking = False
 
     def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
-        if self._threads < min(self._pending + 1, self._size):
-            try:
-                self._mailbox.start_thread(_work, (self._inbox, self._mailbox))
-                self._threads += 1
-            except RuntimeError:
-                if not self._threads:
-                    raise  # with those that there are it only takes longer
-        self._pending += 1
-        self._inbox.put((job, args, functools.partial(self._finished, done)))
-
-    def _finished(self, done: Done, result: Any, error: EnvHiveError | None) -> None:
-        self._pending -= 1
-        done(result, error)
+        if not self._threads:
+            self._start_thread()
+        self._jobs.append((job, args, done))
+        if not self._awake or self._pace.is_slow:
+            self._wake_one()
+        if not self._looking:
+            self._looking, self._done_before = True, self._done
+            self._mailbox.look_later(self._look)
 
     def stop(self) -> None:
         for _ in range(self._threads):
-            self._inbox.put(None)
+            self._bell.put(None)
+
+    def _start_thread(self) -> None:
+        self._mailbox.start_thread(self._work, ())
+        self._threads += 1
+
+    def _wake_one(self) -> None:
+        if len(self._awake) >= self._size:
+            return
+        if len(self._awake) >= self._threads:
+            with contextlib.suppress(RuntimeError):  # with those that there are it only takes longer
+                self._start_thread()
+        self._awake.add(baton := Baton())
+        self._bell.put(baton)
+
+    def _look(self) -> None:
+        """Whether there are jobs that nobody gets to."""
+        self._mailbox.deliver()
+        if self._jobs and self._done == self._done_before:
+            self._pace.despair()
+            for _ in range(min(len(self._jobs), len(self._awake))):
+                self._wake_one()
+        self._done_before = self._done
+        self._looking = bool(self._jobs)
+        if self._looking:
+            self._mailbox.look_later(self._look)
+
+    def _work(self) -> None:
+        """What a thread does."""
+        while (baton := self._bell.get()) is not None:
+            while True:
+                try:
+                    entry = self._jobs.popleft()
+                except IndexError:
+                    self._awake.discard(baton)
+                    if not self._jobs:
+                        break
+                    self._awake.add(baton)  # one more came while the baton was being laid down
+                    continue
+                began = monotonic()
+                letter = _do(entry)
+                del entry  # an idle thread keeps nothing alive
+                self._pace.note(monotonic() - began)
+                self._done += 1
+                self._mailbox.put(letter, more_to_come=bool(self._jobs) and not self._pace.is_slow)
+                del letter
+        _forget_this_thread()
 
 
 class Mailbox:
@@ -113,9 +196,9 @@ class Mailbox:
         "_letters",
         "_looking",
         "_loop",
+        "_pace",
         "_passed",
         "_passed_before",
-        "_slowness",
         "_stack_size",
         "_waiting",
         "_woken",
@@ -127,7 +210,7 @@ class Mailbox:
         self._waiting: deque[tuple[SimpleQueue[tuple[Entry | None, Baton]], Entry | None]] = deque()
         self._batons: set[Baton] = set()
         self._passed = 0  # how often; roughly, as many threads count at once
-        self._slowness = 0
+        self._pace = Pace()
         self._letters: deque[Letter] = deque()
         self._woken = False
         self._looking = False
@@ -153,19 +236,20 @@ class Mailbox:
             self._start_round()
         if not self._looking:
             self._looking, self._passed_before = True, self._passed
-            self._loop.call_later(_PATIENCE_S, self._look)
+            self.look_later(self._look)
+
+    def look_later(self, look: Callable[[], None]) -> None:
+        """Have somebody look whether jobs that were taken for quick are."""
+        self._loop.call_later(_PATIENCE_S, look)
 
     def work(self, entry: Entry, baton: Baton) -> None:
         """Do a job, and wake the next worker before or after. Called on a worker's thread."""
-        slow = self._slowness >= _SLOW
+        slow = self._pace.is_slow
         if slow:
             self.pass_on(baton)
         began = monotonic()
         letter = _do(entry)
-        if monotonic() - began > _QUICK_S:
-            self._slowness = min(self._slowness + 2, _SLOWEST)
-        elif self._slowness:
-            self._slowness -= 1
+        self._pace.note(monotonic() - began)
         if slow:
             self.put(letter)
         else:
@@ -194,33 +278,34 @@ class Mailbox:
 
     def _look(self) -> None:
         """Whether a worker that was to wake others after its job keeps them waiting."""
-        self._deliver()
+        self.deliver()
         if self._batons and self._passed == self._passed_before:
-            self._slowness = _SLOWEST
+            self._pace.despair()
             self._batons.clear()
             if self._waiting:
                 self._start_round()
         self._passed_before = self._passed
         if self._batons or self._waiting or self._letters:
-            self._loop.call_later(_PATIENCE_S, self._look)
+            self.look_later(self._look)
         else:
             self._looking = False
 
     # Answers.
 
-    def put(self, letter: Letter) -> None:
-        """Called on any thread."""
+    def put(self, letter: Letter, *, more_to_come: bool = False) -> None:
+        """Called on any thread. If there is more to come, the event loop is not woken for this one."""
         self._letters.append(letter)
-        self._wake_loop()
+        if not more_to_come:
+            self._wake_loop()
 
     def _wake_loop(self) -> None:
         """The letter is in the box before the flag is read, so none is ever overlooked."""
         if self._letters and not self._woken:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server ended, nobody waits for this
-                self._loop.call_soon_threadsafe(self._deliver)
+                self._loop.call_soon_threadsafe(self.deliver)
 
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
         self._woken = False
         letters = self._letters
         try:
@@ -232,7 +317,7 @@ class Mailbox:
         finally:
             if letters and not self._woken:
                 self._woken = True
-                self._loop.call_soon(self._deliver)
+                self._loop.call_soon(self.deliver)
 
 
 def _work_in_turn(inbox: SimpleQueue[tuple[Entry | None, Baton]], mailbox: Mailbox, tag: LogTag | None = None) -> None:
@@ -258,14 +343,6 @@ def be_patient() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # some containers forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-
-
-def _work(inbox: Inbox, mailbox: Mailbox) -> None:
-    """What a pool's thread does."""
-    while (entry := inbox.get()) is not None:
-        mailbox.put(_do(entry))
-        del entry
-    _forget_this_thread()
 
 
 def _forget_this_thread() -> None:
