@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import anyio
@@ -39,10 +40,11 @@ MESSAGE_TOO_BIG: Final = 1009
 
 async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
     """Give a WebSocket connection a session, on the fast lane where the server offers one."""
-    made_over_http = websocket.query_params.get("session_id")
+    query: Mapping[str, str] = websocket.query_params if websocket.scope.get("query_string") else {}
+    made_over_http = query.get("session_id")
     owner = websocket.scope.get(OWNER)
     layer = 2 if LAYER_2 in websocket.scope.get("subprotocols", ()) and not made_over_http else 1
-    session = websocket.query_params.get("session") if layer == 2 else made_over_http or None
+    session = query.get("session") if layer == 2 else made_over_http or None
     offer = (websocket.scope.get("extensions") or {}).get(TAKE_OVER)
     subprotocol = LAYER_2 if layer == 2 else None
     if session is None and _another_may_have_room(websocket) and (refusal := hive.refusal()) is not None:

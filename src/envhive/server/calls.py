@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from envhive.environment import Environment
 from envhive.errors import EnvHiveError, EnvironmentFactoryError, ExecutionError, InvalidMessageError
 from envhive.inspection import MethodPlan
 from envhive.server.blueprint import Blueprint
@@ -128,6 +129,12 @@ class Calls:
             return self._parse_action(action)
         except Exception as error:  # a validator of the author's own may raise anything
             raise _refused(error, action) from error
+
+
+def has_to_be_closed(env: Any) -> bool:
+    """Whether `Calls.close` would do anything."""
+    own = getattr(env, "__dict__", {})
+    return getattr(type(env), "close", None) is not Environment.close or "close" in own or "_toolbox" in own
 
 
 def _refused(error: Exception, action: bytes) -> InvalidMessageError:

@@ -574,7 +574,10 @@ class _ReadingLess(asyncio.BufferedProtocol):
 
 
 class _Lingering:
-    """The transport as picows sees it. Its `close`, which picows calls after a protocol error, waits for the peer."""
+    """The transport as picows sees it. Its `close`, which picows calls after a protocol error, waits for the peer.
+
+    It is its own socket, too: picows sets options that the event loop has set, and asks for eight more things to log.
+    """
 
     __slots__ = ("_connection", "_transport")
 
@@ -587,6 +590,21 @@ class _Lingering:
 
     def close(self) -> None:
         self._connection.broken()
+
+    def get_extra_info(self, name: str) -> Any:
+        if name == "socket":
+            return self
+        return self._transport.get_extra_info(name) if name == "ssl_object" else None
+
+    def fileno(self) -> int:
+        number: int = self._transport.get_extra_info("socket").fileno()
+        return number
+
+    def setsockopt(self, *option: int) -> None:
+        pass
+
+    def getsockopt(self, *option: int) -> int:
+        return 0
 
 
 class _Deaf(asyncio.Protocol):

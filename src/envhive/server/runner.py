@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from envhive.errors import EnvHiveError, ExecutionError
 from envhive.inspection import ClassPlan, Place, plan_for
 from envhive.server import coroutines, stacks
-from envhive.server.calls import Calls
+from envhive.server.calls import Calls, has_to_be_closed
 from envhive.server.coroutines import CoroutineDriver
 from envhive.server.logs import LogTag, inline_here
 from envhive.server.metrics import Metrics
@@ -108,7 +108,7 @@ class LocalRunner(Runner):
         """Run a plain function on the environment."""
 
     @abstractmethod
-    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
+    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done, *, is_last: bool = False) -> None:
         """Run the constructor, or `close`, which may wait even where nothing else does."""
 
     def run_async(self, job: coroutines.Job, done: Done) -> None:
@@ -188,7 +188,7 @@ class LocalRunner(Runner):
         elif self.plan.async_close:
             self.run_async(self.calls.close_async(env), finish)
         else:
-            self.run_patiently(self.calls.close, (env,), finish)
+            self.run_patiently(self.calls.close, (env,), finish, is_last=True)
 
     def _closed(self, done: Done, result: Any, error: EnvHiveError | None) -> None:
         self.release()
@@ -221,11 +221,16 @@ class LoopRunner(LocalRunner):
         self._inline.tag = None
         done(result, error)
 
-    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
+    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done, *, is_last: bool = False) -> None:
         if self._pool is None:
             self.run(job, args, done)
         else:
             self._pool.submit(self.tag.call, (job, *args), done)
+
+    def close(self, done: Done) -> None:
+        if self.env is not None and not has_to_be_closed(self.env):
+            self.env = None  # no need to have a thread find that out
+        super().close(done)
 
 
 class Queued:
@@ -280,8 +285,8 @@ class ThreadRunner(LocalRunner):
             self._queued = queued = Queued(self._tagged(job), done)
             self._thread.submit(queued.work, args, queued.finish)
 
-    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
-        self._thread.submit(self._tagged(job), args, done)
+    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done, *, is_last: bool = False) -> None:
+        self._thread.submit(self._tagged(job), args, done, is_last=is_last and self._owns_thread)
 
     def _tagged(self, job: Job) -> Job:
         """A thread of the session's own has its tag already."""

@@ -43,24 +43,44 @@ class Baton:
 class Worker:
     """A thread with an inbox, started on first use."""
 
-    __slots__ = ("_inbox", "_mailbox", "_tag", "ident")
+    __slots__ = ("_inbox", "_last", "_mailbox", "_tag", "ident")
 
     def __init__(self, mailbox: Mailbox, tag: LogTag | None = None) -> None:
         self._mailbox = mailbox
         self._tag = tag  # of the session whose own thread it is
         self._inbox: SimpleQueue[tuple[Entry | None, Baton]] = SimpleQueue()
+        self._last: Entry | None = None
         self.ident = 0
         """The thread's own name for itself; 0 until it has started."""
 
-    def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
+    def submit(self, job: Job, args: tuple[Any, ...], done: Done, *, is_last: bool = False) -> None:
+        """Have a job done; the thread ends after the last."""
+        entry = (job, args, done)
+        if is_last:
+            self._last = entry
         if not self.ident:
-            self.ident = self._mailbox.start_thread(_work_in_turn, (self._inbox, self._mailbox, self._tag))
-        self._mailbox.dispatch(self._inbox, (job, args, done))
+            self.ident = self._mailbox.start_thread(self._work, ())
+        self._mailbox.dispatch(self._inbox, entry)
 
     def stop(self) -> None:
         """End the thread after the jobs already given to it."""
-        if self.ident:
+        if self.ident and self._last is None:
             self._mailbox.dispatch(self._inbox, None)
+
+    def _work(self) -> None:
+        """What the thread does."""
+        be_patient()
+        set_tag(self._tag)
+        while True:
+            entry, baton = self._inbox.get()
+            if entry is None:
+                self._mailbox.pass_on(baton)
+                break
+            self._mailbox.work(entry, baton)
+            if entry is self._last:
+                break
+            del entry, baton  # an idle thread keeps nothing alive
+        _forget_this_thread()
 
 
 class Pace:
@@ -318,20 +338,6 @@ class Mailbox:
             if letters and not self._woken:
                 self._woken = True
                 self._loop.call_soon(self.deliver)
-
-
-def _work_in_turn(inbox: SimpleQueue[tuple[Entry | None, Baton]], mailbox: Mailbox, tag: LogTag | None = None) -> None:
-    """What a worker's thread does."""
-    be_patient()
-    set_tag(tag)
-    while True:
-        entry, baton = inbox.get()
-        if entry is None:
-            _forget_this_thread()
-            mailbox.pass_on(baton)
-            return
-        mailbox.work(entry, baton)
-        del entry, baton  # an idle thread keeps nothing alive
 
 
 def be_patient() -> None:
