@@ -14,7 +14,7 @@ from fastapi import FastAPI, WebSocket
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
-from envhive import ConcurrencyConfig, create_app
+from envhive import ConcurrencyConfig, Environment, create_app
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
 from tests.support.servers import Lane, Running, ask, eventually, receive, reset, running, serving, step
 
@@ -352,6 +352,28 @@ class LaneContract:
             ws.socket.shutdown(socket.SHUT_RDWR)
         server.wait_until_empty()
         assert env.journal.events() == ["make", "reset", "step", "close"]
+
+    @pytest.mark.parametrize("kind", [counting, async_counting])
+    def test_an_instance_that_has_a_close_of_its_own_is_closed_by_it(self, kind: Any) -> None:
+        closed = threading.Event()
+
+        def init(env: Any) -> None:
+            Counting.__init__(env)
+            env.close = closed.set
+
+        with serving(kind(__init__=init, close=Environment.close), self.lane) as server:
+            with server.connect() as ws:
+                assert reset(ws)["type"] == "observation"
+            server.wait_until_empty()
+        assert closed.is_set()
+
+    @pytest.mark.parametrize("kind", [counting, async_counting])
+    def test_an_environment_with_nothing_to_close_ends_with_its_session(self, kind: Any) -> None:
+        with serving(kind(close=Environment.close), self.lane, max_concurrent_envs=1) as server:
+            for _ in range(3):
+                with server.connect() as ws:
+                    assert reset(ws)["type"] == "observation"
+                server.wait_until_empty()
 
     def test_a_coroutine_is_cancelled_when_its_client_leaves(self) -> None:
         env = async_counting()

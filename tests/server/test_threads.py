@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from envhive.errors import EnvHiveError, ExecutionError
-from envhive.server.threads import Mailbox, Worker
+from envhive.server.threads import Mailbox, Pool, Worker
 
 STACK = 512 * 1024
 
@@ -23,7 +24,7 @@ def on_a_loop(test: Callable[[Mailbox], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(main())
 
 
-def ask(worker: Worker, job: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+def ask(worker: Worker | Pool, job: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def done(result: Any, error: EnvHiveError | None) -> None:
@@ -140,6 +141,82 @@ def test_an_idle_mailbox_keeps_no_timer() -> None:
         assert time.monotonic() < deadline
         release.set()
         await stuck
+
+    try:
+        on_a_loop(test)
+    finally:
+        release.set()
+
+
+def test_a_worker_ends_after_its_last_job_and_not_before() -> None:
+    async def test(mailbox: Mailbox) -> None:
+        loop = asyncio.get_running_loop()
+        worker = Worker(mailbox)
+        first = ask(worker, threading.get_ident)
+        last: asyncio.Future[int] = loop.create_future()
+        worker.submit(threading.get_ident, (), lambda ident, error: last.set_result(ident), is_last=True)
+        worker.stop()
+        assert await first == await last == worker.ident
+        deadline = time.monotonic() + 20
+        while worker.ident in sys._current_frames():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0)
+
+    on_a_loop(test)
+
+
+def test_a_pool_does_all_jobs_and_answers_each_once() -> None:
+    async def test(mailbox: Mailbox) -> None:
+        pool = Pool(mailbox, 8)
+        for size in (1, 100, 3):
+            assert await asyncio.gather(*(ask(pool, int, number) for number in range(size))) == list(range(size))
+        with pytest.raises(ExecutionError, match="ZeroDivisionError"):
+            await ask(pool, lambda: 1 / 0)
+        pool.stop()
+
+    on_a_loop(test)
+
+
+@pytest.mark.parametrize("quick_ones_first", [0, 100])
+def test_jobs_of_a_pool_that_wait_do_so_side_by_side_up_to_its_size(quick_ones_first: int) -> None:
+    release = threading.Event()
+    running: set[int] = set()
+
+    def wait() -> None:
+        running.add(threading.get_ident())
+        release.wait()
+
+    async def test(mailbox: Mailbox) -> None:
+        pool = Pool(mailbox, 6)
+        await asyncio.gather(*(ask(pool, int) for _ in range(quick_ones_first)))
+        waiting = [ask(pool, wait) for _ in range(5)]
+        assert await asyncio.gather(*(ask(pool, int) for _ in range(20))) == [0] * 20  # there is a sixth thread
+        waiting += [ask(pool, wait) for _ in range(5)]
+        while len(running) < 6:
+            await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(*waiting)
+        assert len(running) == 6
+        pool.stop()
+
+    try:
+        on_a_loop(test)
+    finally:
+        release.set()
+
+
+def test_an_answer_of_a_pool_does_not_wait_for_the_job_behind_it() -> None:
+    release = threading.Event()
+
+    async def test(mailbox: Mailbox) -> None:
+        pool = Pool(mailbox, 1)
+        await asyncio.gather(*(ask(pool, int) for _ in range(100)))
+        quick, stuck = ask(pool, lambda: "quick"), ask(pool, release.wait)
+        assert await quick == "quick"
+        assert not stuck.done()
+        release.set()
+        await stuck
+        pool.stop()
 
     try:
         on_a_loop(test)

@@ -31,10 +31,19 @@ uvicorn.server.asyncio = SimpleNamespace(**{**vars(asyncio), "sleep": lambda _: 
 class Running:
     """A server that is up."""
 
-    def __init__(self, app: Any, port: int, stop: Callable[[], None]) -> None:
+    def __init__(self, app: Any, port: int, uvicorn_server: uvicorn.Server, stop: Callable[[], None]) -> None:
         self.app = app
         self.port = port
         self.stop = stop
+        self._uvicorn = uvicorn_server
+
+    @property
+    def connections(self) -> int:
+        """How many there are, of whatever kind."""
+        return len(self._uvicorn.server_state.connections)
+
+    def stop_soon(self) -> None:
+        self._uvicorn.should_exit = True
 
     @property
     def url(self) -> str:
@@ -73,7 +82,7 @@ def running(app: Any, lane: Lane, **options: Any) -> Iterator[Running]:
 
     try:
         eventually(lambda: server.started)
-        yield Running(app, listener.getsockname()[1], stop)
+        yield Running(app, listener.getsockname()[1], server, stop)
     finally:
         stop()
         listener.close()

@@ -252,7 +252,7 @@ def _scope_of(http: HttpToolsProtocol) -> dict[str, Any]:
         "path": http.root_path + unquote(raw_path.decode()),
         "raw_path": http.root_path.encode() + raw_path,
         "query_string": query,
-        "headers": http.headers,
+        "headers": [(name, value.rstrip(b" \t")) for name, value in http.headers],
         "subprotocols": [each.strip() for line in offered for each in line.split(",")],
         "state": http.app_state.copy(),
         "extensions": {"websocket.http.response": {}},
