@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -366,6 +368,27 @@ class LaneContract:
                 assert reset(ws)["type"] == "observation"
             server.wait_until_empty()
         assert closed.is_set()
+
+    @pytest.mark.parametrize("kind", [counting, async_counting])
+    @pytest.mark.parametrize("close", [Counting.close, Environment.close])
+    def test_an_environment_is_gone_with_its_session_and_not_when_garbage_is_next_collected(
+        self, kind: Any, close: Any
+    ) -> None:
+        made: list[weakref.ref[Any]] = []
+
+        def init(env: Any) -> None:
+            Counting.__init__(env)
+            made.append(weakref.ref(env))
+
+        with serving(kind(__init__=init, close=close), self.lane) as server:
+            gc.collect()
+            gc.disable()
+            try:
+                with server.connect() as ws:
+                    assert reset(ws)["type"] == "observation"
+                eventually(lambda: made[-1]() is None)
+            finally:
+                gc.enable()
 
     @pytest.mark.parametrize("kind", [counting, async_counting])
     def test_an_environment_with_nothing_to_close_ends_with_its_session(self, kind: Any) -> None:

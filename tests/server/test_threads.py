@@ -205,6 +205,52 @@ def test_jobs_of_a_pool_that_wait_do_so_side_by_side_up_to_its_size(quick_ones_f
         release.set()
 
 
+def test_a_pool_does_with_the_threads_that_it_gets_and_takes_more_when_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release = threading.Event()
+    refused = 0
+
+    async def test(mailbox: Mailbox) -> None:
+        nonlocal refused
+
+        def refuse(*args: Any) -> int:
+            nonlocal refused
+            refused += 1
+            raise RuntimeError("can't start new thread")
+
+        pool = Pool(mailbox, 4)
+        stuck = ask(pool, release.wait)
+        monkeypatch.setattr(Mailbox, "start_thread", refuse)
+        waiting = [ask(pool, int) for _ in range(3)]
+        while refused < 20:
+            await asyncio.sleep(0)
+        assert not any(answer.done() for answer in waiting)
+        monkeypatch.undo()
+        assert await asyncio.gather(*waiting) == [0] * 3
+        release.set()
+        await stuck
+        pool.stop()
+
+    try:
+        on_a_loop(test)
+    finally:
+        release.set()
+
+
+def test_jobs_of_a_pool_that_wait_a_little_do_so_side_by_side() -> None:
+    def nap() -> int:
+        time.sleep(0.0015)  # too long for quick ones, too short to be waited for in vain
+        return threading.get_ident()
+
+    async def test(mailbox: Mailbox) -> None:
+        pool = Pool(mailbox, 64)
+        assert len(set(await asyncio.gather(*(ask(pool, nap) for _ in range(200))))) >= 4
+        pool.stop()
+
+    on_a_loop(test)
+
+
 def test_an_answer_of_a_pool_does_not_wait_for_the_job_behind_it() -> None:
     release = threading.Event()
 

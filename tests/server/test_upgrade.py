@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import threading
@@ -13,6 +14,10 @@ import pytest
 from fastapi import Depends, FastAPI, WebSocketException
 
 from envhive import HTTPEnvServer, create_app
+from envhive.server.fast_lane import FastConnection
+from envhive.server.intake import HttpProtocol
+from envhive.server.run import bind
+from envhive.server.upgrade import TakeOver, Upgrading, UvicornProtocol
 from tests.support.envs import Move, Seen, counting
 from tests.support.raw import CLOSE, dial, frame, hang_up, upgrade_request
 from tests.support.servers import Lane, Running, eventually, reset, running, step
@@ -312,9 +317,116 @@ def test_dependencies_of_an_app_are_asked_before_a_session_is_opened(lane: Lane)
             assert reset(ws)["type"] == "observation"
 
 
+def test_an_including_apps_dependencies_are_asked_too() -> None:
+    async def nobody() -> None:
+        raise WebSocketException(code=1008)
+
+    outer = FastAPI()
+    outer.include_router(create_app(counting(), Move, Seen).router, prefix="/game", dependencies=[Depends(nobody)])
+    with running(outer, "fast") as server, pytest.raises(Exception, match="403"):
+        server.connect("/game/ws")
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Sec-WebSocket-Protocol: a b", b"400"),
+        ("Sec-WebSocket-Protocol: bearer, a=b", b"400"),
+        ("X-Long: " + "x" * 10_000, b"431"),
+        ("\r\n".join(f"X-{number}: 1" for number in range(200)), b"431"),
+    ],
+)
+@pytest.mark.parametrize("behave", [accept_and_say, refuse, deny])
+def test_what_uvicorn_would_not_take_is_refused_on_an_apps_own_socket(behave: Any, header: str, status: bytes) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await behave(receive, send)
+
+    assert ask(app, "fast", head_of(*UPGRADE, header)).split(b" ")[1] == status
+
+
+def test_a_long_header_is_no_obstacle_to_a_session() -> None:
+    with (
+        running(create_app(counting(), Move, Seen), "fast") as server,
+        server.connect(additional_headers={"X-Long": "x" * 10_000}) as ws,
+    ):
+        assert reset(ws)["type"] == "observation"
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_task_that_outlives_its_app_hears_that_the_connection_is_gone(lane: Lane) -> None:
+    heard: list[Any] = []
+    is_over = asyncio.Event()
+
+    async def linger(receive: Any, send: Any) -> None:
+        await is_over.wait()
+        heard.append(await receive())
+        try:
+            await send({"type": "websocket.send", "text": "too late"})
+        except Exception as error:
+            heard.append(type(error).__name__)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        tasks.add(asyncio.create_task(linger(receive, send)))
+        asyncio.get_running_loop().call_later(0, is_over.set)
+
+    tasks: set[Any] = set()
+    with serving(app, lane) as server, dial(server.port) as sock:
+        sock.sendall(upgrade_request(server.port))
+        rest_of(sock)
+        eventually(lambda: len(heard) == 2)
+    assert heard[0]["type"] == "websocket.disconnect"
+    assert heard[1] == "ClientDisconnected"
+
+
+@pytest.mark.parametrize("behave", [refuse, deny, fail, accept_and_say, "a session"])
+def test_an_upgrade_leaves_nothing_for_the_garbage_collector(behave: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", True)  # or pytest would keep what is logged
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await behave(receive, send)
+
+    def left() -> int:
+        kinds = (Upgrading, UvicornProtocol, HttpProtocol, TakeOver, FastConnection)
+        return sum(isinstance(each, kinds) for each in gc.get_objects())
+
+    with running(app if callable(behave) else create_app(counting(), Move, Seen), "fast") as server:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                with dial(server.port) as sock:
+                    sock.sendall(upgrade_request(server.port) + GOODBYE)
+                    rest_of(sock)
+            eventually(lambda: left() == 0)
+        finally:
+            gc.enable()
+
+
 def test_frames_in_one_packet_with_the_head_are_answered() -> None:
     with serving(create_app(counting(), Move, Seen), "fast") as server, dial(server.port) as sock:
         sock.sendall(upgrade_request(server.port) + frame(b'{"type":"reset"}') + frame(b'{"type":"close"}'))
         head, _, frames = rest_of(sock).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 101")
     assert b'{"type":"observation"' in frames
+
+
+def test_small_frames_are_not_held_back_on_any_event_loop() -> None:
+    async def option() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            sock = writer.get_extra_info("socket")
+            found.set_result(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with bind("127.0.0.1", 0) as listener:
+            async with await asyncio.start_server(accepted, sock=listener):
+                _, writer = await asyncio.open_connection(*listener.getsockname())
+                try:
+                    return await found
+                finally:
+                    writer.close()
+
+    assert asyncio.run(option())

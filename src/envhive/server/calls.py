@@ -131,10 +131,19 @@ class Calls:
             raise _refused(error, action) from error
 
 
+_MAY_MATTER_TO_CLOSE: Final = frozenset({"close", "_toolbox"})
+_MAY_MATTER_AT_THE_END: Final = ("_toolbox", "__del__", "__getattr__")
+
+
 def has_to_be_closed(env: Any) -> bool:
-    """Whether `Calls.close` would do anything."""
-    own = getattr(env, "__dict__", {})
-    return getattr(type(env), "close", None) is not Environment.close or "close" in own or "_toolbox" in own
+    """Whether `Calls.close` would do anything, or the end of the environment itself, which is then to be elsewhere."""
+    cls, own = type(env), getattr(env, "__dict__", {})
+    return (
+        getattr(cls, "close", None) is not Environment.close
+        or not _MAY_MATTER_TO_CLOSE.isdisjoint(own)
+        or any(hasattr(cls, name) for name in _MAY_MATTER_AT_THE_END)
+        or cls.__getattribute__ is not object.__getattribute__  # type: ignore[comparison-overlap]
+    )
 
 
 def _refused(error: Exception, action: bytes) -> InvalidMessageError:

@@ -15,11 +15,8 @@ from httptools import HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from envhive.server.config import ServerConfig
-from envhive.server.upgrade import UvicornProtocol, begin_upgrade
+from envhive.server.upgrade import HEAD_TOO_LARGE, UvicornProtocol, begin_upgrade
 
-_HEAD_TOO_LARGE: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-)
 _LINE_EXTRAS: Final = 4
 """Bytes of a header line beside its name and value."""
 
@@ -111,7 +108,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if self._head_is_too_large():
-            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.write(HEAD_TOO_LARGE)
             self.transport.close()
         else:
             super().send_400_response(msg)

@@ -151,7 +151,7 @@ def run_app(app: Any, config: ServerConfig, listeners: list[socket.socket], mome
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; raises `ConfigurationError` with a sentence instead of an errno."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # or asyncio would set no TCP_NODELAY
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

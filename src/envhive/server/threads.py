@@ -20,7 +20,8 @@ from envhive.server.logs import LogTag, set_tag
 
 Done = Callable[[Any, EnvHiveError | None], None]
 Job = Callable[..., Any]
-Entry = tuple[Job, tuple[Any, ...], Done]
+Entry = tuple[Job, tuple[Any, ...], Done, bool]
+"""A job, its arguments, who is to be told of its end, and whether it is the last of its thread."""
 Letter = tuple[Done, Any, EnvHiveError | None]
 
 logger: Final = logging.getLogger("envhive.server")
@@ -43,28 +44,26 @@ class Baton:
 class Worker:
     """A thread with an inbox, started on first use."""
 
-    __slots__ = ("_inbox", "_last", "_mailbox", "_tag", "ident")
+    __slots__ = ("_inbox", "_is_ending", "_mailbox", "_tag", "ident")
 
     def __init__(self, mailbox: Mailbox, tag: LogTag | None = None) -> None:
         self._mailbox = mailbox
         self._tag = tag  # of the session whose own thread it is
         self._inbox: SimpleQueue[tuple[Entry | None, Baton]] = SimpleQueue()
-        self._last: Entry | None = None
+        self._is_ending = False
         self.ident = 0
         """The thread's own name for itself; 0 until it has started."""
 
     def submit(self, job: Job, args: tuple[Any, ...], done: Done, *, is_last: bool = False) -> None:
         """Have a job done; the thread ends after the last."""
-        entry = (job, args, done)
-        if is_last:
-            self._last = entry
         if not self.ident:
             self.ident = self._mailbox.start_thread(self._work, ())
-        self._mailbox.dispatch(self._inbox, entry)
+        self._is_ending = is_last
+        self._mailbox.dispatch(self._inbox, (job, args, done, is_last))
 
     def stop(self) -> None:
         """End the thread after the jobs already given to it."""
-        if self.ident and self._last is None:
+        if self.ident and not self._is_ending:
             self._mailbox.dispatch(self._inbox, None)
 
     def _work(self) -> None:
@@ -77,7 +76,7 @@ class Worker:
                 self._mailbox.pass_on(baton)
                 break
             self._mailbox.work(entry, baton)
-            if entry is self._last:
+            if entry[3]:
                 break
             del entry, baton  # an idle thread keeps nothing alive
         _forget_this_thread()
@@ -142,7 +141,7 @@ class Pool:
     def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         if not self._threads:
             self._start_thread()
-        self._jobs.append((job, args, done))
+        self._jobs.append((job, args, done, False))
         if not self._awake or self._pace.is_slow:
             self._wake_one()
         if not self._looking:
@@ -161,8 +160,10 @@ class Pool:
         if len(self._awake) >= self._size:
             return
         if len(self._awake) >= self._threads:
-            with contextlib.suppress(RuntimeError):  # with those that there are it only takes longer
+            try:
                 self._start_thread()
+            except RuntimeError:
+                return  # with those that there are it only takes longer
         self._awake.add(baton := Baton())
         self._bell.put(baton)
 
@@ -171,10 +172,11 @@ class Pool:
         self._mailbox.deliver()
         if self._jobs and self._done == self._done_before:
             self._pace.despair()
+        if self._pace.is_slow:
             for _ in range(min(len(self._jobs), len(self._awake))):
                 self._wake_one()
         self._done_before = self._done
-        self._looking = bool(self._jobs)
+        self._looking = bool(self._jobs) or self._mailbox.has_letters  # in this order: a job becomes a letter
         if self._looking:
             self._mailbox.look_later(self._look)
 
@@ -195,8 +197,11 @@ class Pool:
                 del entry  # an idle thread keeps nothing alive
                 self._pace.note(monotonic() - began)
                 self._done += 1
-                self._mailbox.put(letter, more_to_come=bool(self._jobs) and not self._pace.is_slow)
+                self._mailbox.leave(letter)
                 del letter
+                if self._pace.is_slow:
+                    self._mailbox.wake_loop()
+            self._mailbox.wake_loop()
         _forget_this_thread()
 
 
@@ -270,10 +275,10 @@ class Mailbox:
         began = monotonic()
         letter = _do(entry)
         self._pace.note(monotonic() - began)
+        self.leave(letter)
         if slow:
-            self.put(letter)
+            self.wake_loop()
         else:
-            self._letters.append(letter)
             self.pass_on(baton)
 
     def pass_on(self, baton: Baton) -> None:
@@ -290,7 +295,7 @@ class Mailbox:
             else:
                 inbox.put((entry, baton))
                 return
-        self._wake_loop()
+        self.wake_loop()
 
     def _start_round(self) -> None:
         self._batons.add(baton := Baton())
@@ -312,14 +317,16 @@ class Mailbox:
 
     # Answers.
 
-    def put(self, letter: Letter, *, more_to_come: bool = False) -> None:
-        """Called on any thread. If there is more to come, the event loop is not woken for this one."""
-        self._letters.append(letter)
-        if not more_to_come:
-            self._wake_loop()
+    @property
+    def has_letters(self) -> bool:
+        return bool(self._letters)
 
-    def _wake_loop(self) -> None:
-        """The letter is in the box before the flag is read, so none is ever overlooked."""
+    def leave(self, letter: Letter) -> None:
+        """Called on any thread, and followed by `wake_loop` sooner or later."""
+        self._letters.append(letter)
+
+    def wake_loop(self) -> None:
+        """Have the letters delivered, if there are any. They are in the box before the flag is read: none is lost."""
         if self._letters and not self._woken:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server ended, nobody waits for this
@@ -357,7 +364,7 @@ def _forget_this_thread() -> None:
 
 
 def _do(entry: Entry) -> Letter:
-    job, args, done = entry
+    job, args, done, _ = entry
     try:
         return done, job(*args), None
     except EnvHiveError as failure:

@@ -15,6 +15,7 @@ import logging
 import re
 import socket
 from enum import Enum, auto
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -33,6 +34,10 @@ logger: Final = logging.getLogger("envhive.server")
 _EARLY_LIMIT: Final = 64 * 1024
 """Bytes that a client may send before its upgrade is answered."""
 _NO_CODE: Final = 1005
+_ABNORMAL: Final = 1006
+HEAD_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
 _KEY: Final = re.compile(rb"[A-Za-z0-9+/]{22}==")
 
 
@@ -90,7 +95,7 @@ class Upgrading(asyncio.Protocol):
         self.early = bytearray(early)
         self.scope = _scope_of(http)
         self._key = key
-        self._offer = TakeOver(self._receive)
+        self._offer: TakeOver | None = TakeOver(self._receive)
         self.scope["extensions"][TAKE_OVER] = self._offer
         self.is_announced = False
         """Whether the app has heard that there is a connection."""
@@ -128,11 +133,15 @@ class Upgrading(asyncio.Protocol):
             result = await self.http.app(self.scope, self._receive, self._send)
         except BaseException as error:  # uvicorn's protocol knows what to do with each
             failure = error
-        if not self._is_taken_over:
-            await self._leave_to_uvicorn().end(result, failure)
-        elif failure is not None and not isinstance(failure, ClientDisconnected):
-            logger.error("The app failed after it had accepted a session's connection", exc_info=failure)
-        self._let_go()
+        try:
+            if not self._is_taken_over:
+                await self._leave_to_uvicorn().end(result, failure)
+                self._let_go()
+            elif failure is not None and not isinstance(failure, ClientDisconnected):
+                logger.error("The app failed after it had accepted a session's connection", exc_info=failure)
+        finally:
+            if failure is not None:
+                failure.__traceback__ = None  # it holds the frames that hold the failure
 
     async def _receive(self) -> Any:
         if not self.is_announced:
@@ -145,12 +154,12 @@ class Upgrading(asyncio.Protocol):
     async def _send(self, message: Any) -> None:
         if self._is_taken_over:
             raise ClientDisconnected
-        if self._offer.hive is None or message["type"] != "websocket.accept":
+        if message["type"] != "websocket.accept" or self._offer is None or self._offer.hive is None:
             await self._leave_to_uvicorn().send(message)
-        elif self._plain is not None or self.http.transport.is_closing():
+        elif self.http.transport.is_closing():
             raise ClientDisconnected
         else:
-            self._take_over(self._offer.hive, message)
+            self._take_over(self._offer, self._offer.hive, message)
 
     # How it ends.
 
@@ -160,23 +169,25 @@ class Upgrading(asyncio.Protocol):
             self._plain.go_on(self)
         return self._plain
 
-    def _take_over(self, hive: Hive, message: Any) -> None:
+    def _take_over(self, offer: TakeOver, hive: Hive, message: Any) -> None:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers") or ()]
         if message.get("subprotocol"):
             headers.append(("Sec-WebSocket-Protocol", message["subprotocol"]))
-        offer, transport, connections = self._offer, self.http.transport, self.http.connections
+        transport, connections = self.http.transport, self.http.connections
         upgrade = Upgrade(self._key.decode(), headers, bytes(self.early), offer.layer, offer.session)
         place = _find_place(hive, offer.owner, transport, upgrade)
         if place is not Place.ELSEWHERE:
             connection = FastConnection(hive, offer.owner, upgrade, reserved=place is Place.RESERVED_HERE)
             connection.start(transport, upgrade, connections)
-        connections.discard(self)
+        connections.difference_update((self, self._plain))
         self._is_taken_over = True
+        self._let_go()
 
     def _let_go(self) -> None:
         """Drop what is no longer needed now, not when Python next looks for cycles: 14 kB a session until then."""
-        self.http.parser = None  # type: ignore[assignment]
-        del self.http, self.scope, self._offer, self._plain
+        (self.scope.get("extensions") or {}).pop(TAKE_OVER, None)
+        self._offer = self.http.parser = None  # type: ignore[assignment]
+        del self.http, self.scope
 
 
 class UvicornProtocol(WebSocketsSansIOProtocol):
@@ -191,12 +202,12 @@ class UvicornProtocol(WebSocketsSansIOProtocol):
 
     def go_on(self, begun: Upgrading) -> None:
         """Take the connection over, as if this had been asked from the start."""
-        self._begun, http = begun, begun.http
+        self._begun, self.scope, http = begun, begun.scope, begun.http  # type: ignore[assignment]
         self.connection_made(http.transport)
         http.connections.discard(begun)
         lines = [b"GET %b HTTP/1.1\r\n" % http.url, *(b"%b: %b\r\n" % header for header in http.headers), b"\r\n"]
-        super().data_received(b"".join(lines))
-        self._early = begun.early
+        self.data_received(b"".join(lines))
+        self._begun, self._early = None, begun.early
         http.transport.set_protocol(self)
 
     async def end(self, result: Any, failure: BaseException | None) -> None:
@@ -209,24 +220,37 @@ class UvicornProtocol(WebSocketsSansIOProtocol):
 
         self.app = app
         await self.run_asgi()
+        del self.app
 
     def handle_connect(self, event: Any) -> None:
         if self._begun is None:
             super().handle_connect(event)
             return
-        self.request, self.response, self.scope = event, self.conn.accept(event), self._begun.scope  # type: ignore[assignment]
+        self.request, self.response = event, self.conn.accept(event)
         self.handshake_initiated = True
         if not self._begun.is_announced:
             self._begun.is_announced = True
             self.queue.put_nowait({"type": "websocket.connect"})
+        if self.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:  # it is stricter than we are
+            self.conn.send_response(self.response)
+            self._refuse(b"".join(self.conn.data_to_send()))
 
     def data_received(self, data: bytes) -> None:
-        if not self.handshake_initiated or self.handshake_complete:
-            super().data_received(data)
+        if self.handshake_initiated and not self.handshake_complete:
+            self._early += data  # frames sent before the upgrade was answered
+            if len(self._early) > _EARLY_LIMIT:
+                self.transport.abort()
             return
-        self._early += data  # frames sent before the upgrade was answered
-        if len(self._early) > _EARLY_LIMIT:
-            self.transport.abort()
+        super().data_received(data)
+        if not self.handshake_initiated:  # it got the whole head, and says nothing
+            self._refuse(HEAD_TOO_LARGE)
+
+    def _refuse(self, answer: bytes) -> None:
+        """Whatever the app says, this is the answer."""
+        self.transport.write(answer)
+        self.transport.close()
+        self.handshake_complete = self.close_sent = self.disconnected = True
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": _ABNORMAL})
 
     async def send(self, message: Any) -> None:
         accepts = message["type"] == "websocket.accept" and not self.handshake_complete
