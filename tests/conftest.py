@@ -14,7 +14,12 @@ SLOW = (HERE / "client", HERE / "cli", HERE / "envs" / "test_shipped.py", HERE /
 """Tests that start hundreds of servers between them, or whole processes. `scripts/check` leaves them out."""
 
 
+LONG = ("test_docker.py", "test_folders.py", "test_swarm.py", "test_ray.py", "test_validate.py", "test_smoke.py")
+"""Integration tests that take minutes. They come first: with one of them last, one worker would have nothing to do."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
     for item in items:
         if any(item.path.is_relative_to(place) for place in SLOW):
             item.add_marker("slow")

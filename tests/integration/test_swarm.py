@@ -157,7 +157,13 @@ def test_a_killed_task_costs_its_own_sessions_alone_and_swarm_replaces_it(fleet:
         results = [outcome(env) for env in envs]
         assert results.count("EnvHiveError") == victim.sessions
         assert results.count("hello") == 4 - victim.sessions
-    eventually(lambda: [member.status for member in fleet.members()] == ["ok", "ok"], within=60)
+    eventually(
+        lambda: [member.status for member in fleet.members()] == ["ok", "ok"],
+        within=60,
+        instead=lambda: (
+            f"{fleet.members()}\n{swarm.client.api.tasks()}\n{swarm.client.api.containers()}\n{fleet.logs()}"
+        ),
+    )
     assert victim.name not in [member.name for member in fleet.members()]
 
 

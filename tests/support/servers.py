@@ -109,11 +109,13 @@ def serving_one(lane: Lane, **config: Any) -> Iterator[tuple[Running, ClientConn
         yield server, first
 
 
-def eventually(condition: Callable[[], Any], within: float = 10.0) -> None:
-    """Wait until something is so, and fail if it does not become so."""
+def eventually(
+    condition: Callable[[], Any], within: float = 10.0, instead: Callable[[], Any] = lambda: "nothing is known"
+) -> None:
+    """Wait until something is so, and fail with what is so `instead` if it does not become so."""
     deadline = time.monotonic() + within
     while not condition():
-        assert time.monotonic() < deadline, "it did not become so in time"
+        assert time.monotonic() < deadline, f"it did not become so in time: {instead()}"
         time.sleep(0.005)
 
 
