@@ -78,6 +78,20 @@ def test_a_service_runs_as_it_was_asked_to(swarm: Docker) -> None:
         assert names == {replica.name for replica in started.replicas()}
 
 
+def test_tasks_are_reached_where_ipv4_and_ipv6_have_different_ports(swarm: Docker) -> None:
+    other = swarm.client.containers.run(STRANGER, detach=True, ports={"8000/tcp": ("0.0.0.0", None)})
+    try:  # it has taken a port of IPv4's alone, so the next ones are no longer the same
+        with provider(swarm, STRANGER, replicas=2) as started:
+            tasks = [each["Ports"] for each in swarm.client.api.containers() if len(each["Ports"]) == 2]
+            assert len(tasks) == 2
+            assert all(len({port["PublicPort"] for port in ports}) == 2 for ports in tasks), tasks
+            assert [ask(replica.url, "GET", "/health")[0] for replica in started.replicas()] == [200, 200]
+            reached = {replica.url.rpartition(":")[2] for replica in started.replicas()}
+            assert reached == {str(port["PublicPort"]) for ports in tasks for port in ports if port["IP"] == "0.0.0.0"}
+    finally:
+        other.remove(force=True)
+
+
 def test_an_image_that_no_node_has_is_named(swarm: Docker) -> None:
     with pytest.raises(ProviderError, match=r"rejected.*No such image: 127\.0\.0\.1:1/nothing:1"):
         provider(swarm, "127.0.0.1:1/nothing:1").start()

@@ -243,12 +243,13 @@ class DockerSwarmProvider(ContainerCalls, Provider):
         status = task["Status"]
         if status["State"] != "running":
             return None
-        for port in status.get("PortStatus", {}).get("Ports", []):
-            if port["TargetPort"] == self._container_port:
-                self._ports[task["ID"]] = port["PublishedPort"]
+        ports = status.get("PortStatus", {}).get("Ports", [])
+        published = [port["PublishedPort"] for port in ports if port["TargetPort"] == self._container_port]
+        address, node = self._node(task["NodeID"])
+        if published:  # for IPv4 first and then for IPv6; they may differ, and then each may be another task's, too
+            self._ports[task["ID"]] = published[-1 if ":" in address else 0]
         if task["ID"] not in self._ports:
             return None
-        address, node = self._node(task["NodeID"])
         host = f"[{address}]" if ":" in address else address
         return Replica(
             f"r{task['Slot']}-{task['ID']}",
