@@ -84,7 +84,7 @@ def test_the_tools_pages_environment_is_used_by_its_agent_and_its_trainer(tmp_pa
     (tmp_path / "treasure.py").write_text(environment)
     first, exposing = (shlex.split(command)[2:] for command in blocks(page, "bash"))
     with envhive_serve(*first, cwd=tmp_path) as server:
-        assert "steps away" in run_python(at_port(agent, server.port), tmp_path)
+        assert re.search("steps away|found", run_python(at_port(agent, server.port), tmp_path))  # it may be lucky
         assert "dig" in run_python(at_port(trainer, server.port), tmp_path)
     with envhive_serve(*exposing, cwd=tmp_path) as server:
         acting = agent.replace('"dig", {"x": 2, "y": 2}', '"act", {"message": "hi"}')
