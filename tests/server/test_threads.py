@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -146,23 +145,6 @@ def test_an_idle_mailbox_keeps_no_timer() -> None:
         on_a_loop(test)
     finally:
         release.set()
-
-
-def test_a_worker_ends_after_its_last_job_and_not_before() -> None:
-    async def test(mailbox: Mailbox) -> None:
-        loop = asyncio.get_running_loop()
-        worker = Worker(mailbox)
-        first = ask(worker, threading.get_ident)
-        last: asyncio.Future[int] = loop.create_future()
-        worker.submit(threading.get_ident, (), lambda ident, error: last.set_result(ident), is_last=True)
-        worker.stop()
-        assert await first == await last == worker.ident
-        deadline = time.monotonic() + 20
-        while worker.ident in sys._current_frames():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0)
-
-    on_a_loop(test)
 
 
 def test_a_pool_does_all_jobs_and_answers_each_once() -> None:

@@ -108,7 +108,7 @@ class LocalRunner(Runner):
         """Run a plain function on the environment."""
 
     @abstractmethod
-    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done, *, is_last: bool = False) -> None:
+    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         """Run the constructor, or `close`, which may wait even where nothing else does."""
 
     def run_async(self, job: coroutines.Job, done: Done) -> None:
@@ -188,7 +188,7 @@ class LocalRunner(Runner):
         elif self.plan.async_close:
             self.run_async(self.calls.close_async(env), finish)
         else:
-            self.run_patiently(self.calls.close, (env,), finish, is_last=True)
+            self.run_patiently(self.calls.close, (env,), finish)
 
     def _closed(self, done: Done, result: Any, error: EnvHiveError | None) -> None:
         self.release()
@@ -221,7 +221,7 @@ class LoopRunner(LocalRunner):
         self._inline.tag = None
         done(result, error)
 
-    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done, *, is_last: bool = False) -> None:
+    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         if self._pool is None:
             self.run(job, args, done)
         else:
@@ -285,8 +285,8 @@ class ThreadRunner(LocalRunner):
             self._queued = queued = Queued(self._tagged(job), done)
             self._thread.submit(queued.work, args, queued.finish)
 
-    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done, *, is_last: bool = False) -> None:
-        self._thread.submit(self._tagged(job), args, done, is_last=is_last and self._owns_thread)
+    def run_patiently(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
+        self._thread.submit(self._tagged(job), args, done)
 
     def _tagged(self, job: Job) -> Job:
         """A thread of the session's own has its tag already."""

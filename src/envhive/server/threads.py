@@ -20,8 +20,7 @@ from envhive.server.logs import LogTag, set_tag
 
 Done = Callable[[Any, EnvHiveError | None], None]
 Job = Callable[..., Any]
-Entry = tuple[Job, tuple[Any, ...], Done, bool]
-"""A job, its arguments, who is to be told of its end, and whether it is the last of its thread."""
+Entry = tuple[Job, tuple[Any, ...], Done]
 Letter = tuple[Done, Any, EnvHiveError | None]
 
 logger: Final = logging.getLogger("envhive.server")
@@ -44,26 +43,23 @@ class Baton:
 class Worker:
     """A thread with an inbox, started on first use."""
 
-    __slots__ = ("_inbox", "_is_ending", "_mailbox", "_tag", "ident")
+    __slots__ = ("_inbox", "_mailbox", "_tag", "ident")
 
     def __init__(self, mailbox: Mailbox, tag: LogTag | None = None) -> None:
         self._mailbox = mailbox
         self._tag = tag  # of the session whose own thread it is
         self._inbox: SimpleQueue[tuple[Entry | None, Baton]] = SimpleQueue()
-        self._is_ending = False
         self.ident = 0
         """The thread's own name for itself; 0 until it has started."""
 
-    def submit(self, job: Job, args: tuple[Any, ...], done: Done, *, is_last: bool = False) -> None:
-        """Have a job done; the thread ends after the last."""
+    def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         if not self.ident:
             self.ident = self._mailbox.start_thread(self._work, ())
-        self._is_ending = is_last
-        self._mailbox.dispatch(self._inbox, (job, args, done, is_last))
+        self._mailbox.dispatch(self._inbox, (job, args, done))
 
     def stop(self) -> None:
         """End the thread after the jobs already given to it."""
-        if self.ident and not self._is_ending:
+        if self.ident:
             self._mailbox.dispatch(self._inbox, None)
 
     def _work(self) -> None:
@@ -73,13 +69,11 @@ class Worker:
         while True:
             entry, baton = self._inbox.get()
             if entry is None:
+                _forget_this_thread()
                 self._mailbox.pass_on(baton)
-                break
+                return
             self._mailbox.work(entry, baton)
-            if entry[3]:
-                break
             del entry, baton  # an idle thread keeps nothing alive
-        _forget_this_thread()
 
 
 class Pace:
@@ -141,7 +135,7 @@ class Pool:
     def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         if not self._threads:
             self._start_thread()
-        self._jobs.append((job, args, done, False))
+        self._jobs.append((job, args, done))
         if not self._awake or self._pace.is_slow:
             self._wake_one()
         if not self._looking:
@@ -364,7 +358,7 @@ def _forget_this_thread() -> None:
 
 
 def _do(entry: Entry) -> Letter:
-    job, args, done, _ = entry
+    job, args, done = entry
     try:
         return done, job(*args), None
     except EnvHiveError as failure:
