@@ -14,8 +14,9 @@ SLOW = (HERE / "client", HERE / "cli", HERE / "envs" / "test_shipped.py", HERE /
 """Tests that start hundreds of servers between them, or whole processes. `scripts/check` leaves them out."""
 
 
-LONG = ("test_docker.py", "test_folders.py", "test_swarm.py", "test_ray.py", "test_validate.py", "test_smoke.py")
-"""Integration tests that take minutes. They come first: with one of them last, one worker would have nothing to do."""
+LONG = ("test_docker.py", "test_validate.py", "test_folders.py", "test_ray.py", "test_mcp_clients.py", "test_swarm.py")
+"""Integration tests that take minutes. They come first: with one of them last, one worker would have nothing to do.
+Docker and Swarm share a daemon, so that the second, begun too early, would wait for the first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

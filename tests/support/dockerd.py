@@ -1,6 +1,6 @@
 """A Docker of the tests' own: a daemon that nobody else uses, and an image of this checkout, without any registry.
 
-    debootstrap ──► a small Debian with Python, kept as an archive ──► docker import ──► docker build docker/Dockerfile
+    mmdebstrap ───► a small Debian with Python, kept as an archive ──► docker import ──► docker build docker/Dockerfile
     pip download ─► wheels of what EnvHive needs, kept ──────────────────────────────────┘
 
 The archive and the wheels are made once a machine, beside the peers' environments, and the daemon keeps its layers
@@ -39,8 +39,9 @@ STRANGER: Final = "stranger:latest"
 BASE: Final = "pybase:latest"
 
 _BRIDGE: Final = ("envhivetest0", "172.29.77.1/24")
-_NEEDED: Final = {"dockerd": "docker.io", "ip": "iproute2", "debootstrap": "debootstrap"}
-_USELESS: Final = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists")
+_NEEDED: Final = {"dockerd": "docker.io", "ip": "iproute2", "mmdebstrap": "mmdebstrap"}
+_USELESS: Final = ("doc", "man", "locale")
+"""What the image does without of /usr/share."""
 _STRANGER: Final = """
 import http.server
 
@@ -99,7 +100,7 @@ def _require_all() -> None:
     if os.geteuid() != 0:
         pytest.skip("a Docker daemon of one's own needs root")
     for program, package in _NEEDED.items():
-        if shutil.which(program) is None and not (program == "debootstrap" and list(CACHE.glob("*.tar"))):
+        if shutil.which(program) is None and not (program == "mmdebstrap" and list(CACHE.glob("*.tar"))):
             pytest.skip(f"{program} is not installed: apt-get install {package}")
 
 
@@ -114,11 +115,10 @@ def _base_archive() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.exists():
             with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
-                root, draft = Path(temporary) / "root", Path(temporary) / "archive.tar"
+                draft = Path(temporary) / "archive.tar"
                 packages = "--include=python3-minimal,python3-venv,ca-certificates"
-                _run("debootstrap", "--variant=minbase", packages, suite, str(root), *_mirror(suite))
-                excluded = [f"--exclude=./{path}/*" for path in _USELESS]
-                _run("tar", "--create", "--file", str(draft), "--directory", str(root), *excluded, ".")
+                excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _USELESS]
+                _run("mmdebstrap", "--variant=minbase", packages, *excluded, suite, str(draft), *_mirror(suite))
                 draft.rename(archive)
     return archive
 
@@ -126,12 +126,12 @@ def _base_archive() -> Path:
 def _suite() -> str:
     found = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)
     if found is None or "ID=debian" not in Path("/etc/os-release").read_text().splitlines():
-        pytest.skip("the tests' image is made with debootstrap, from this machine's Debian, and this is none")
+        pytest.skip("the tests' image is made with mmdebstrap, from this machine's Debian, and this is none")
     return found[1]
 
 
 def _mirror(suite: str) -> list[str]:
-    """Where this machine has its packages from; debootstrap knows a place if this machine does not say."""
+    """Where this machine has its packages from; mmdebstrap knows a place if this machine does not say."""
     told = _run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", f"Codename: {suite}")
     return told.split()[:1]
 
