@@ -16,7 +16,7 @@ import browsergym.core
 from playwright._impl import _connection, _sync_base
 from playwright.sync_api import sync_playwright
 
-from envhive.envs import CHROMIUM
+from envhive.envs import CHROMIUM, HEADLESS_SHELL
 from envhive.envs.browsergym.site import HOST, Site
 
 
@@ -52,7 +52,7 @@ class Browser:
         try:
             self._playwright = sync_playwright().start()
             self._browser = self._playwright.chromium.launch(
-                executable_path=executable or next(filter(None, map(shutil.which, CHROMIUM)), None),
+                executable_path=executable or next(filter(None, map(shutil.which, (HEADLESS_SHELL, *CHROMIUM))), None),
                 args=_flags(self.site.port, host),
                 ignore_default_args=["--hide-scrollbars"],  # as BrowserGym does, so that screenshots have them
                 handle_sigint=False,
