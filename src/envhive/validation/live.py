@@ -148,8 +148,7 @@ class LiveChecks(Visitor):
             raise Broken(f"{type(error).__name__}: {error}", "See the server's log for the traceback.") from None
 
     async def _one_episode(self) -> None:
-        async with self.client() as client:
-            trace, _ = await self.episode(client)
+        trace, _ = await self.episode_alone(1)
         for index, (observation, reward, _) in enumerate(trace):
             where = "reset" if index == 0 else "step"
             if not isinstance(observation, dict):
@@ -161,10 +160,7 @@ class LiveChecks(Visitor):
                 raise Broken(f"the reward of {where} arrives as {reward!r}.", "Make it a float: float(reward).")
 
     async def _seeds(self) -> None:
-        async with self.client() as client:
-            first, _ = await self.episode(client)
-        async with self.client() as client:
-            second, _ = await self.episode(client)
+        (first, _), (second, _) = await self.episode_alone(1), await self.episode_alone(2)
         if first != second:
             where = next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
             raise Broken(
@@ -175,10 +171,7 @@ class LiveChecks(Visitor):
             )
 
     async def _side_by_side(self) -> None:
-        alone = []
-        for _ in range(2):
-            async with self.client() as client:
-                alone.append(await self.episode(client))
+        alone = [await self.episode_alone(1), await self.episode_alone(2)]
         async with AsyncExitStack() as stack:
             clients = await self.open(stack)
             if len(clients) < 2:

@@ -22,6 +22,8 @@ SEED: Final = 42
 EPISODE: Final = "validate"
 _STEPS: Final = 5
 
+Episode = tuple[list[tuple[Any, Any, bool]], Any]
+
 
 class Visitor:
     """Asks one server. Each method raises `Broken` where the server or its environment fails.
@@ -38,6 +40,7 @@ class Visitor:
         self.timeout_s = timeout_s
         self.repertoire = Repertoire()
         self.names_episodes = True
+        self._alone: list[Episode] = []
 
     async def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answer:
         try:
@@ -77,7 +80,14 @@ class Visitor:
             clients.append(client)
         return clients
 
-    async def episode(self, client: GenericEnvClient) -> tuple[list[tuple[Any, Any, bool]], Any]:
+    async def episode_alone(self, number: int) -> Episode:
+        """The episode as the first, the second... session sees it that is alone. Played once: it may be a browser's."""
+        while len(self._alone) < number:
+            async with self.client() as client:
+                self._alone.append(await self.episode(client))
+        return self._alone[number - 1]
+
+    async def episode(self, client: GenericEnvClient) -> Episode:
         """What an episode shows, and the state at its end."""
         results = [await self.guard("reset", self.reset(client))]
         for index in range(_STEPS):
