@@ -210,6 +210,33 @@ def test_a_step_that_never_ends_does_not_keep_the_server_from_ending() -> None:
             assert server.process.wait(timeout=15) == 0
         _, errors = server.process.communicate()
         assert "cannot be stopped" in errors
+        assert "timeout graceful shutdown exceeded" not in errors  # the grace period is waited for once
+
+
+@pytest.mark.parametrize(
+    "arguments", [["benchmark-async"], ["benchmark", "--isolation", "process"]], ids=lambda arguments: arguments[0]
+)
+def test_a_step_that_the_end_of_the_server_stops_is_no_fault_of_the_environment(arguments: list[str]) -> None:
+    with (
+        envhive_serve(*arguments, "--grace-period", "0.5") as server,
+        connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws,
+    ):
+        ws.send('{"type":"step","data":{"wait_seconds":600}}')
+        ws.ping().wait(10)
+        server.process.send_signal(signal.SIGTERM)
+        assert json.loads(ws.recv(timeout=15))["data"]["code"] == "DRAINING"
+
+
+def test_ctrl_c_tells_what_is_waited_for() -> None:
+    with (
+        envhive_serve("benchmark") as server,
+        connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None) as ws,
+    ):
+        ws.send('{"type":"step","data":{"wait_seconds":3}}')
+        eventually(lambda: [each["doing"] for each in server.sessions()] == ["step"])
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=15) == 0
+        assert "1 running request(s) may finish; a second signal does not wait" in server.process.communicate()[1]
 
 
 STUBBORN = """

@@ -67,6 +67,19 @@ def test_a_plain_client_just_waits_for_its_first_reply(lane: Lane) -> None:
 
 
 @BOTH_LANES
+def test_all_that_was_asked_in_line_is_answered_in_order(lane: Lane) -> None:
+    with serving_one(lane, admission_timeout=30.0) as (server, first), server.connect() as second:
+        eventually(lambda: len(server.server.hive.line or ()) == 1)
+        second.send(b"not text")
+        second.send('{"type":"reset","data":{"seed":0}}')
+        for _ in range(150):  # more than a session lets wait
+            second.send('{"type":"step","data":{"by":1}}')
+        first.close()
+        assert receive(second)["data"]["code"] == "INVALID_JSON"
+        assert [receive(second)["data"]["observation"]["total"] for _ in range(151)] == list(range(151))
+
+
+@BOTH_LANES
 def test_who_leaves_the_line_is_not_waited_for(lane: Lane) -> None:
     env = counting()
     with serving(env, lane, config={"admission_timeout": 30.0}, max_concurrent_envs=1) as server:

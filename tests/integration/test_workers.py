@@ -233,6 +233,8 @@ def test_an_http_session_of_a_killed_worker_is_gone_and_its_place_is_free() -> N
         os.kill(doomed, signal.SIGKILL)
         eventually(lambda: not is_alive(doomed))  # a worker that is only slow is not in /health either
         eventually(lambda: doomed not in {each["pid"] for each in get(server, "/health")["workers"] if "pid" in each})
+        # Its socket lives until its last thread is gone; who asks meanwhile hears that it did not answer.
+        eventually(lambda: call(server, "/step", {"action": {}}, begun[0][2])[0] == 404)
         outcomes = {
             (body["observation"]["pid"] == doomed, call(server, "/step", {"action": {}}, session)[0])
             for _, body, session in begun

@@ -329,6 +329,10 @@ class LaneContract:
                 with server.connect() as silent:
                     assert receive(silent)["data"]["code"] == "CAPACITY_REACHED"
                     assert close_code(silent) == 1013
+                with server.connect() as in_parts:
+                    in_parts.send(['{"type":', '"reset"}'])
+                    assert receive(in_parts)["data"]["code"] == "CAPACITY_REACHED"
+                    assert close_code(in_parts) == 1013
             server.wait_until_empty()
             with server.connect() as ws:
                 assert reset(ws)["type"] == "observation"

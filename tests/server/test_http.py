@@ -226,6 +226,18 @@ def test_an_app_that_routes_are_registered_on_says_what_it_serves(env: type[Coun
     assert app.state.envhive is server
 
 
+def test_of_two_environments_on_one_app_the_one_that_answers_is_named(env: type[Counting]) -> None:
+    app = FastAPI()
+    first, second = (HTTPEnvServer(env, Move, Seen, env_name=name) for name in ("first", "second"))
+    first.register_routes(app)
+    second.register_routes(app)
+    assert app.state.envhive is first
+    with TestClient(app) as client, client.websocket_connect("/ws") as ws:
+        ws.send_json({"type": "reset"})
+        ws.receive_json()
+        assert (first.active_sessions, second.active_sessions) == (1, 0)
+
+
 def test_a_server_says_whether_its_environment_may_run_many_times_at_once(env: type[Counting]) -> None:
     alone = type("Alone", (env,), {"SUPPORTS_CONCURRENT_SESSIONS": False})
     assert HTTPEnvServer(env, Move, Seen).is_concurrency_safe

@@ -559,3 +559,22 @@ def test_a_class_may_refuse_settings_or_fit_itself_to_them(monkeypatch: pytest.M
     assert (type(served).__name__, served.sides) == ("Dice8", 8)
     with pytest.raises(TargetError, match="Dice cannot be served so: ValueError: no die has 1 sides"):
         load_target("fitting:Dice", {"sides": 1})
+
+
+def test_a_class_that_needs_settings_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "levels.py").write_text(
+        dedent("""
+            from envhive.envs.echo import EchoEnvironment
+
+            class Level(EchoEnvironment):
+                def __init__(self, level, *, seed, hard=False):
+                    super().__init__()
+                    self.level = level
+            """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TargetError, match=r"without level and seed: --set level=\.\.\., or"):
+        load_target("levels:Level")
+    with pytest.raises(TargetError, match="Level cannot be made without seed"):
+        load_target("levels:Level", {"level": 3})
+    assert load_target("levels:Level", {"level": 3, "seed": 1}).app.state.envhive.hive.blueprint.factory().level == 3

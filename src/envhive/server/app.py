@@ -72,11 +72,10 @@ class HTTPEnvServer:
         _add_websocket_route(app, "/ws", ws)  # before the others: the route that is looked for most often
         _add_websocket_route(app, "/mcp", mcp_ws)
         register_http_routes(app, self.hive, self.hive.mode, endpoint)
-        if not hasattr(app.state, "envhive"):  # the first of several environments on one app is what the app is of
+        if not hasattr(app.state, "envhive"):  # of several environments on one app, the first one's routes are found
             app.state.envhive = self
         app.add_middleware(Gate, config=self.hive.config)
         app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)
-        app.state.envhive = self
 
     def get_capacity_status(self) -> ServerCapacityStatus:
         """How full the server is."""

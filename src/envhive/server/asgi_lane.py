@@ -9,12 +9,12 @@ from typing import Final
 import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from envhive.errors import EnvHiveError, QuotaExceededError, SessionCapacityError
 from envhive.server.auth import Owner
+from envhive.server.entrance import Entrance, give
 from envhive.server.gate import OWNER, error_response
 from envhive.server.hive import Hive
-from envhive.server.session import GOING_AWAY, INBOX_LIMIT, NORMAL_CLOSURE, TRY_AGAIN_LATER, Session
-from envhive.wire.codec import decode_resume, encode_error_reply, encode_queued
+from envhive.server.outlet import GOING_AWAY, MESSAGE_TOO_BIG, NORMAL_CLOSURE, TRY_AGAIN_LATER
+from envhive.server.session import Session
 from envhive.wire.messages import LAYER_2
 
 TAKE_OVER: Final = "envhive.take_over"
@@ -25,17 +25,8 @@ ATTEMPT_HEADER: Final = "x-envoy-attempt-count"
 ATTEMPTS_HEADER: Final = "x-envhive-attempts"
 """Set by a fleet's proxy: how many it asks at most."""
 
-REFUSAL_S: Final = 1.0
-"""How long a refused client gets to ask its first question and hear the answer."""
-
 CLOSING_S: Final = 5.0
 """How long a connection that is gone waits for its environment to close."""
-
-RESUMPTION_S: Final = 10.0
-"""How long a client that comes back gets to send its token."""
-
-POLICY_VIOLATION: Final = 1008
-MESSAGE_TOO_BIG: Final = 1009
 
 
 async def serve_websocket(websocket: WebSocket, hive: Hive) -> None:
@@ -69,7 +60,7 @@ def _another_may_have_room(websocket: WebSocket) -> bool:
     return attempt.isdecimal() and attempts.isdecimal() and int(attempt) < int(attempts)
 
 
-class AsgiConnection:
+class AsgiConnection(Entrance):
     """One accepted ASGI WebSocket: the outlet of its session. `run` lasts as long as the connection."""
 
     def __init__(
@@ -84,79 +75,32 @@ class AsgiConnection:
         self._hive = hive
         self.owner = owner
         self._layer = layer
-        self._resuming = wanted if layer == 2 else None
-        self._adopting = wanted if layer == 1 else None
+        self._wanted = wanted
         self._session: Session | None = None
         self._ticket: int | None = None
-        self._early: list[str | bytes] = []
+        self._early: list[str | bytes] | None = None
         self._refusal: tuple[int, str] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._outbox: asyncio.Queue[bytes | tuple[int, str]] = asyncio.Queue()
         self._may_read = asyncio.Event()
         self._may_read.set()
 
     async def run(self) -> None:
         """Carry frames both ways until either side is done."""
-        if self._resuming is not None:
-            asyncio.get_running_loop().call_later(RESUMPTION_S, self._hurry)
-        elif self._adopting is not None:
-            self._adopt(self._adopting)
-        else:
-            self._enter()
+        self._come_in()
         try:
             async with anyio.create_task_group() as both:
                 both.start_soon(self._read, both.cancel_scope)
                 await self._write()
                 both.cancel_scope.cancel()
         finally:
-            if self._ticket is not None and self._hive.line is not None:
-                self._hive.line.leave(self._ticket)
+            self._stop_timer()
+            self._leave_line()
             if self._session is not None:
                 self._session.detach()
             if self._session is not None and self._layer == 1 and not self._session.outlives_connections:
                 with anyio.move_on_after(CLOSING_S, shield=True):
                     await self._session.wait_closed()  # the event loop may be a test client's, and end with us
-
-    def _adopt(self, session_id: str) -> None:
-        if self._hive.belongs_elsewhere(session_id):
-            self.close(TRY_AGAIN_LATER, "another worker has this session")
-            return
-        try:
-            self._session = self._hive.adopt(session_id, self, self.owner)
-        except EnvHiveError as error:
-            self.refuse(error, NORMAL_CLOSURE, asked=False)
-
-    def _enter(self) -> None:
-        hive = self._hive
-        try:
-            self._session = hive.admit(self, owner=self.owner, layer=self._layer)
-        except SessionCapacityError as error:
-            if hive.line is None or isinstance(error, QuotaExceededError):
-                self.refuse(error, TRY_AGAIN_LATER, asked=False)
-            else:
-                self._ticket = hive.line.join(self)
-        except EnvHiveError as error:
-            self.refuse(error, TRY_AGAIN_LATER, asked=False)
-
-    # While it waits for a place.
-
-    def admitted(self) -> None:
-        self._ticket = None
-        try:
-            self._session = self._hive.admit(self, owner=self.owner, reserved=True, layer=self._layer)
-        except EnvHiveError as error:
-            self.refuse(error, TRY_AGAIN_LATER, asked=bool(self._early))
-        early, self._early = self._early, []
-        for frame in early:
-            if self._session is not None:
-                self._give(self._session, frame)
-
-    def told(self, position: int, patience_s: float) -> None:
-        if self._layer == 2:
-            self.send(encode_queued(position, patience_s))
-
-    def turned_away(self, error: SessionCapacityError) -> None:
-        self._ticket = None
-        self.refuse(error, TRY_AGAIN_LATER, asked=bool(self._early))
 
     async def _read(self, both: anyio.CancelScope) -> None:
         while True:
@@ -169,44 +113,17 @@ class AsgiConnection:
                 return
             frame = message.get("text")
             frame = frame if frame is not None else message.get("bytes") or b""
-            if self._resuming is not None:
-                self._resume(self._resuming, frame)
-            elif self._ticket is not None:
-                self._early.append(frame)
-                if len(self._early) > INBOX_LIMIT:
-                    self.close(POLICY_VIOLATION, "too many requests before there is a session")
-            elif self._refusal is not None:
-                self.close(*self._refusal)  # it has asked, and will now read why it was refused
-            elif len(frame) > self._hive.config.max_message_size:
+            if len(frame) > self._hive.config.max_message_size:
                 self.close(MESSAGE_TOO_BIG, "message too big")
                 self._session, session = None, self._session
                 if session is not None:
                     session.detach()
-            elif self._session is not None:
-                self._give(self._session, frame)
-                await self._may_read.wait()
-
-    @staticmethod
-    def _give(session: Session, frame: str | bytes) -> None:
-        if isinstance(frame, str):
-            session.receive(frame)
-        else:
-            session.receive_binary(frame)
-
-    def _resume(self, session_id: str, frame: str | bytes) -> None:
-        """The first frame of a client that comes back."""
-        self._resuming = None
-        if self._hive.belongs_elsewhere(session_id):
-            self.close(TRY_AGAIN_LATER, "another worker has this session")
-            return
-        try:
-            self._session = self._hive.resume(session_id, decode_resume(frame), self, self.owner)
-        except EnvHiveError as error:
-            self.refuse(error, NORMAL_CLOSURE, asked=True)
-
-    def _hurry(self) -> None:
-        if self._resuming is not None:
-            self.close(POLICY_VIOLATION, "no resume came")
+                continue
+            if self._session is not None:
+                give(self._session, frame)
+            else:
+                self._receive_early(frame)
+            await self._may_read.wait()
 
     async def _write(self) -> None:
         while True:
@@ -234,18 +151,12 @@ class AsgiConnection:
         self._refusal = None
         self._outbox.put_nowait((code, reason))
 
-    def refuse(self, error: EnvHiveError, code: int, *, asked: bool) -> None:
-        self._session = None
-        self.send(encode_error_reply(error, extended=self._layer == 2))
-        if asked:
-            self.close(code, error.code)
-        else:
-            self._refusal = (code, error.code)
-            asyncio.get_running_loop().call_later(REFUSAL_S, self.close, code, error.code)
-
     def drop(self) -> None:
         self._session = None
         self.close(GOING_AWAY, "replaced by another connection")
+
+    def _send_elsewhere(self) -> None:
+        self.close(TRY_AGAIN_LATER, "another worker has this session")
 
     def pause_reading(self) -> None:
         self._may_read.clear()

@@ -29,20 +29,11 @@ from picows import (
 )
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # what picows's own server is made of
 
-from envhive.errors import EnvHiveError, QuotaExceededError, SessionCapacityError
-from envhive.server.asgi_lane import POLICY_VIOLATION, REFUSAL_S, RESUMPTION_S
 from envhive.server.auth import Owner
+from envhive.server.entrance import Entrance
 from envhive.server.hive import Hive
-from envhive.server.session import (
-    GOING_AWAY,
-    INBOX_LIMIT,
-    INTERNAL_ERROR,
-    NORMAL_CLOSURE,
-    TRY_AGAIN_LATER,
-    Phase,
-    Session,
-)
-from envhive.wire.codec import decode_resume, encode_error_reply, encode_queued
+from envhive.server.outlet import GOING_AWAY, INTERNAL_ERROR, NORMAL_CLOSURE
+from envhive.server.session import Session
 
 logger: Final = logging.getLogger("envhive.server")
 
@@ -131,11 +122,10 @@ class Turn:
                 logger.exception("A reply could not be sent")
 
 
-class FastConnection(WSListener):
+class FastConnection(Entrance, WSListener):
     """One WebSocket connection on picows: the outlet of its session."""
 
     __slots__ = (
-        "_adopting",
         "_close_received",
         "_connections",
         "_early",
@@ -148,12 +138,12 @@ class FastConnection(WSListener):
         "_parts_size",
         "_refusal",
         "_reserved",
-        "_resuming",
         "_session",
         "_ticket",
         "_timer",
         "_transport",
         "_turn",
+        "_wanted",
         "_ws",
         "close_sent",
         "heard",
@@ -166,13 +156,12 @@ class FastConnection(WSListener):
         self._hive = hive
         self.owner = owner
         self._layer = upgrade.layer
-        self._resuming = upgrade.session if upgrade.layer == 2 else None
-        self._adopting = upgrade.session if upgrade.layer == 1 else None
+        self._wanted = upgrade.session
         self._turn = Turn.of(asyncio.get_running_loop())
         self._reserved = reserved
         self._session: Session | None = None
         self._ticket: int | None = None
-        self._early: list[str] | None = None
+        self._early: list[str | bytes] | None = None
         self._ws: WSTransport | None = None
         self._transport: asyncio.Transport | None = None
         self._connections: set[Any] | None = None
@@ -220,83 +209,7 @@ class FastConnection(WSListener):
         transport.request.headers.clear()
         transport.response.headers.clear()
         self._hive.heartbeat.watch(self)
-        if self._resuming is not None:
-            self._set_timer(RESUMPTION_S, self.close, POLICY_VIOLATION, "no resume came")
-            return
-        if self._adopting is not None:
-            self._adopt(self._adopting)
-            return
-        try:
-            self._enter(reserved=self._reserved)
-        except SessionCapacityError as error:
-            if self._hive.line is None or isinstance(error, QuotaExceededError):
-                self.refuse(error, TRY_AGAIN_LATER, asked=False)
-            else:
-                self._early = []
-                self._ticket = self._hive.line.join(self)
-        except EnvHiveError as error:
-            self.refuse(error, TRY_AGAIN_LATER, asked=False)
-
-    def _adopt(self, session_id: str) -> None:
-        """Use a session that was made over HTTP."""
-        if self._hive.belongs_elsewhere(session_id):
-            self.abort("it could not be handed to the worker that has the session")
-            return
-        try:
-            self._session = self._hive.adopt(session_id, self, self.owner)
-        except EnvHiveError as error:
-            self.refuse(error, NORMAL_CLOSURE, asked=False)
-
-    def _enter(self, *, reserved: bool) -> None:
-        session = self._hive.admit(self, owner=self.owner, reserved=reserved, layer=self._layer)
-        self._session = None if session.phase is Phase.CLOSED else session
-
-    # While it waits for a place.
-
-    def admitted(self) -> None:
-        self._ticket = None
-        early, self._early = self._early or [], None
-        if not self._listening:
-            self.resume_reading()
-        try:
-            self._enter(reserved=True)
-        except EnvHiveError as error:
-            self.refuse(error, TRY_AGAIN_LATER, asked=bool(early))
-        for text in early:
-            if self._session is not None:
-                self._session.receive(text)
-
-    def told(self, position: int, patience_s: float) -> None:
-        if self._layer == 2:
-            self.send(encode_queued(position, patience_s))
-
-    def turned_away(self, error: SessionCapacityError) -> None:
-        self._ticket = None
-        self.refuse(error, TRY_AGAIN_LATER, asked=bool(self._early))
-
-    def _keep(self, frame: WSFrame) -> None:
-        """A request of a client that waits for its place."""
-        assert self._early is not None
-        if frame.msg_type is not _TEXT or not frame.fin:
-            self._fail(WSCloseCode.POLICY_VIOLATION, "not before there is a session")
-            return
-        self._early.append(frame.get_payload_as_bytes().decode(errors="replace"))
-        if len(self._early) >= INBOX_LIMIT:
-            self.pause_reading()
-
-    def _resume(self, session_id: str, frame: WSFrame) -> None:
-        """The first frame of a client that comes back."""
-        self._resuming = None
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._hive.belongs_elsewhere(session_id):
-            self.abort("it could not be handed to the worker that has the session")  # and may get there next time
-            return
-        try:
-            token = decode_resume(frame.get_payload_as_bytes())
-            self._session = self._hive.resume(session_id, token, self, self.owner)
-        except EnvHiveError as error:
-            self.refuse(error, NORMAL_CLOSURE, asked=True)
+        self._come_in(reserved=self._reserved)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         self.heard = True
@@ -305,12 +218,8 @@ class FastConnection(WSListener):
         if session is None or transport.is_close_frame_sent:
             if kind is _CLOSE:
                 self._peer_closes(frame)
-            elif self._ticket is not None and kind in _DATA:
-                self._keep(frame)
-            elif self._resuming is not None and kind is _TEXT and not transport.is_close_frame_sent:
-                self._resume(self._resuming, frame)
-            elif self._refusal is not None:
-                self.close(*self._refusal)  # it has asked, and will now read why it was refused
+            elif kind in _DATA and not transport.is_close_frame_sent:
+                self._receive_without_session(kind, frame)
         elif kind is _TEXT and frame.fin and self._parts is None:
             try:
                 text = frame.get_payload_as_utf8_text()
@@ -340,19 +249,13 @@ class FastConnection(WSListener):
         self._hive.heartbeat.forget(self)
         if self._connections is not None:
             self._connections.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
         self._leave_line()
         session, self._session = self._session, None
         if session is not None:
             self._turn.handle()  # it may have been the last thing that the peer did
             session.detach()
         self._transport = self._ws = None
-
-    def _leave_line(self) -> None:
-        if self._ticket is not None and self._hive.line is not None:
-            self._hive.line.leave(self._ticket)
-            self._ticket = None
 
     @property
     def excused(self) -> bool:
@@ -368,6 +271,13 @@ class FastConnection(WSListener):
         self._held = False
         if self._session is not None:
             self._session.unhold()
+
+    def _receive_without_session(self, kind: WSMsgType, frame: WSFrame) -> None:
+        if self._refusal is None and (kind is _CONTINUATION or not frame.fin):
+            self._fail(WSCloseCode.POLICY_VIOLATION, "no message in parts before there is a session")
+        elif frame.fin:  # a refused client has asked when its last part is there
+            payload = frame.get_payload_as_bytes()
+            self._receive_early(payload.decode(errors="replace") if kind is _TEXT else payload)
 
     def _receive_part(self, session: Session, kind: WSMsgType, frame: WSFrame) -> None:
         """Messages in several frames, and binary ones."""
@@ -437,8 +347,7 @@ class FastConnection(WSListener):
         self.close_sent = True
         self._refusal = None
         self._leave_line()
-        if not self._listening:
-            self.resume_reading()  # or the peer's own close would never be seen
+        self.resume_reading()  # or the peer's own close would never be seen
         self._turn.flush()
         self._ws.send_close(code, reason.encode()[:_LONGEST_REASON].decode(errors="ignore"))  # type: ignore[arg-type]
         if self._close_received:
@@ -446,18 +355,12 @@ class FastConnection(WSListener):
         else:
             self._cut_off_in(_LINGER_S)
 
-    def refuse(self, error: EnvHiveError, code: int, *, asked: bool) -> None:
-        self._session = None
-        self.send(encode_error_reply(error, extended=self._layer == 2))
-        if asked:
-            self.close(code, error.code)
-        else:
-            self._refusal = (code, error.code)
-            self._set_timer(REFUSAL_S, self.close, code, error.code)
-
     def drop(self) -> None:
         self._session = None
         self.abort("replaced by another connection")
+
+    def _send_elsewhere(self) -> None:
+        self.abort("it could not be handed to the worker that has the session")  # and may get there next time
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -465,7 +368,7 @@ class FastConnection(WSListener):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._listening and self._transport is not None and not self._transport.is_closing():
             self._listening = True
             self._transport.resume_reading()
 
@@ -516,10 +419,8 @@ class FastConnection(WSListener):
         self._set_timer(seconds, self.abort, "closing took too long")
 
     def _set_timer(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         if self._transport is not None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, callback, *args)
+            super()._set_timer(seconds, callback, *args)
 
 
 class _Protocol(WSProtocol):  # type: ignore[misc]

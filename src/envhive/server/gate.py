@@ -25,6 +25,7 @@ from envhive.errors import (
 from envhive.server.auth import Owner, bearer
 from envhive.server.config import ServerConfig
 from envhive.server.metrics import count_refusal_at_gate
+from envhive.server.outlet import POLICY_VIOLATION
 from envhive.wire.codec import error_data
 
 OWNER: Final = "envhive.owner"
@@ -36,7 +37,6 @@ REFUSED_HEADER: Final = "X-EnvHive-Refused"
 _OPEN: Final = "/health"
 """For probes, which have no token."""
 _READS: Final = ("GET", "HEAD")
-_POLICY_VIOLATION: Final = 1008
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 
 
@@ -158,7 +158,7 @@ async def _refuse(error: EnvHiveError, scope: Scope, receive: Receive, send: Sen
     if scope["type"] == "http" or "websocket.http.response" in (scope.get("extensions") or {}):
         await error_response(error)(scope, receive, send)
     else:
-        await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": error.code})
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": error.code})
 
 
 def _is_allowed_by_app(app: Any, origin: str) -> bool:

@@ -37,9 +37,10 @@ from envhive.server.layer2 import Extended
 from envhive.server.mcp import About
 from envhive.server.metrics import Metrics
 from envhive.server.nursery import nursery_for
+from envhive.server.outlet import GOING_AWAY, Outlet
 from envhive.server.places import LocalPlaces, Places, SharedPlaces
 from envhive.server.runner import Runners
-from envhive.server.session import GOING_AWAY, Outlet, Phase, Session
+from envhive.server.session import Phase, Session
 from envhive.types import ServerCapacityStatus
 
 logger: Final = logging.getLogger("envhive.server")
@@ -453,6 +454,16 @@ class Hive:
 
     async def shutdown(self) -> None:
         """Let running requests finish within the grace period, then close every environment."""
+        await self.end_sessions()
+        if self._sweeper is not None and not self._sweeper.get_loop().is_closed():
+            self._sweeper.cancel()
+        if self._runners is not None:
+            self._runners.stop()
+        if self._nursery is not None:
+            self._nursery.stop()
+
+    async def end_sessions(self) -> None:
+        """Let running requests finish within the grace period, then end those that have not."""
         self._draining = True
         for session in list(self.sessions.values()):
             session.retire(GOING_AWAY, "server shutting down")
@@ -462,12 +473,6 @@ class Hive:
             if not await self._emptied_before(time.monotonic() + _LAST_WAIT, last=True):
                 stuck = ", ".join(f"{s.id} ({s.busy_with})" for s in self.sessions.values())
                 logger.error("%d session(s) did not end and are left behind: %s", len(self.sessions), stuck)
-        if self._sweeper is not None and not self._sweeper.get_loop().is_closed():
-            self._sweeper.cancel()
-        if self._runners is not None:
-            self._runners.stop()
-        if self._nursery is not None:
-            self._nursery.stop()
 
     async def _emptied_before(self, deadline: float, *, last: bool = False) -> bool:
         began = time.monotonic()

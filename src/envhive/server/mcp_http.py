@@ -23,6 +23,7 @@ from envhive.server.conversation import Conversation, batch_error, is_unasked
 from envhive.server.gate import OWNER, refusal_headers
 from envhive.server.hive import Hive
 from envhive.server.mcp import VERSIONS, as_rpc_error
+from envhive.server.outlet import TRY_AGAIN_LATER
 from envhive.server.relay import Relayed, is_relayed
 from envhive.server.session import Phase
 from envhive.wire.codec import decode_value
@@ -289,7 +290,7 @@ class McpEndpoint:
             session = await self._hive.admit_in_turn(websocket.scope.get(OWNER))
         except EnvHiveError as error:
             await websocket.send_text(encode_error(as_rpc_error(error)).decode())
-            await websocket.close(1013, error.code)
+            await websocket.close(TRY_AGAIN_LATER, error.code)
             return
         conversation = Conversation(session)
         tasks: set[asyncio.Task[None]] = set()

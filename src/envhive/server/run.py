@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
+import math
 import resource
 import signal
 import socket
@@ -23,6 +25,8 @@ from envhive.server.gate import Gate
 from envhive.server.hive import Hive
 from envhive.server.intake import Intake
 from envhive.server.leaving import FORCED_EXIT
+
+logger: Final = logging.getLogger("envhive.server")
 
 _BACKLOG: Final = 4096
 _INSISTED_S: Final = 2.0
@@ -52,9 +56,10 @@ class Moments:
 class Server(uvicorn.Server):
     """uvicorn's server, except that SIGTERM and SIGINT end it with exit code 0, and that it tells its moments."""
 
-    def __init__(self, config: uvicorn.Config, moments: Moments) -> None:
+    def __init__(self, config: uvicorn.Config, moments: Moments, grace_s: float) -> None:
         super().__init__(config)
         self._moments = moments
+        self._grace_s = grace_s
         self._drained_by: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -84,7 +89,10 @@ class Server(uvicorn.Server):
         self._moments.stopping()
         if not self.force_exit:
             # After draining the grace has been used up, or nobody needs it.
-            Hive.closing_at = self._drained_by or time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
+            Hive.closing_at = self._drained_by or time.monotonic() + self._grace_s
+            if self._drained_by is not None:
+                # Or uvicorn would wait for the connections of what is left, for as long again.
+                await asyncio.gather(*(hive.end_sessions() for hive in list(Hive.all)))
         await super().shutdown(sockets)
         if self.force_exit:
             # uvicorn leaves the app where it is then, to be cancelled, which would be logged as if it had failed.
@@ -109,11 +117,14 @@ class Server(uvicorn.Server):
             self.force_exit = True
             Hive.closing_at = 0.0
         if sig == signal.SIGTERM and not self.force_exit:
-            self._drained_by = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
+            self._drained_by = time.monotonic() + self._grace_s
             for hive in Hive.all:
                 hive.drain()
         else:
             self.should_exit = True
+            running = sum(session.is_busy for hive in Hive.all for session in hive.sessions.values())
+            if running and not self.force_exit:
+                logger.info("Stopping: %d running request(s) may finish; a second signal does not wait", running)
 
 
 def run_app(app: Any, config: ServerConfig, listeners: list[socket.socket], moments: Moments) -> int:
@@ -133,12 +144,13 @@ def run_app(app: Any, config: ServerConfig, listeners: list[socket.socket], mome
             ws_per_message_deflate=False,
             log_config=None,
             access_log=config.log_level == "debug",
-            timeout_graceful_shutdown=int(config.grace_period) or 1,
+            timeout_graceful_shutdown=math.ceil(config.grace_period) or 1,
             lifespan="on",
             server_header=False,
             backlog=_BACKLOG,
         ),
         moments,
+        config.grace_period,
     )
     try:
         server.run(sockets=listeners)

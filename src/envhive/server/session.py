@@ -15,6 +15,7 @@ from enum import Enum, auto
 from typing import Any, Final, Protocol
 
 from envhive.errors import (
+    DrainingError,
     EnvHiveError,
     InvalidJSONError,
     RequestError,
@@ -28,6 +29,7 @@ from envhive.server.auth import Owner
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import About, Peer, Plan, conclude
 from envhive.server.metrics import TIMED_STEPS, Metrics
+from envhive.server.outlet import GOING_AWAY, INTERNAL_ERROR, NORMAL_CLOSURE, Outlet
 from envhive.server.runner import Runner
 from envhive.server.stacks import Stack
 from envhive.server.threads import Done
@@ -55,37 +57,6 @@ _STOPPING_S: Final = 2.0
 """How long code that is told to stop may take until the session goes on without it."""
 _CLOSING_S: Final = 10.0
 """How long an environment's `close()` may hold its place."""
-
-NORMAL_CLOSURE: Final = 1000
-GOING_AWAY: Final = 1001
-INTERNAL_ERROR: Final = 1011
-TRY_AGAIN_LATER: Final = 1013
-
-
-class Outlet(Protocol):
-    """The connection, as a session sees it."""
-
-    def send(self, frame: bytes) -> None:
-        """Send a text frame."""
-
-    def close(self, code: int, reason: str) -> None:
-        """Nothing more will be sent: close, after what was sent has gone out."""
-
-    def refuse(self, error: EnvHiveError, code: int, *, asked: bool) -> None:
-        """There will be no session: say why, and close when the client has heard it.
-
-        A client that has not `asked` anything yet is about to. Its request must still find the connection
-        open, or it sees a broken connection and never reads why.
-        """
-
-    def pause_reading(self) -> None:
-        """Too many requests are waiting: read no more for now."""
-
-    def resume_reading(self) -> None:
-        """Read on."""
-
-    def drop(self) -> None:
-        """The session goes on with another connection: hang up, and forget it."""
 
 
 class Keeper(Protocol):
@@ -407,6 +378,10 @@ class Session:
         return self._phase in _OVER
 
     @property
+    def is_busy(self) -> bool:
+        return self._phase is _BUSY
+
+    @property
     def is_attached(self) -> bool:
         """Whether a connection holds it."""
         return self._outlet is not None
@@ -665,6 +640,8 @@ class Session:
             if self._outlet is not None:
                 self._outlet.send(reply)  # as `_reply` would, two calls later
         elif self._phase is not _STUCK:
+            if error is not None and self._phase is _CLOSING and self.ended_because == "shutdown":
+                error = DrainingError("The server is shutting down")  # its own doing, and no fault of the environment's
             self._reply(reply, error)
         now, phase = self._clock(), self._phase
         if error is None and phase is _BUSY and self.busy_with == "step":

@@ -204,6 +204,12 @@ def _checked(cls: type, settings: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(settings.keys() - set(known))
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         raise TargetError(f"{cls.__name__} has no setting {unknown[0]!r}; it has {', '.join(known) or 'none'}.")
+    needed = [p.name for p in parameters if p.name in known and p.default is p.empty and p.name not in settings]
+    if needed:
+        raise TargetError(
+            f"{cls.__name__} cannot be made without {' and '.join(needed)}: --set {needed[0]}=..., or give "
+            f"the parameter of __init__ a default."
+        )
     return settings
 
 
