@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -18,6 +18,7 @@ from envhive import EnvClient, GenericEnvClient, State, SyncEnvClient
 from envhive.errors import ConnectError, ConnectionLostError, ExecutionError, InvalidMessageError, RequestTimeoutError
 from tests.client.gates import LAYER_1, Gate, ServerProcess
 from tests.support.envs import Counting, Move, Seen, async_counting
+from tests.support.processes import envhive_serve
 from tests.support.servers import Running, eventually, serving
 
 
@@ -62,10 +63,45 @@ def test_the_first_use_connects_and_close_may_be_called_twice(server: Running) -
     assert server.server.active_sessions == 0
 
 
+@pytest.mark.parametrize("end", ["", "raise SystemExit(1)", "raise KeyboardInterrupt"], ids=["end", "exit", "Ctrl-C"])
+def test_a_program_that_ends_without_closing_keeps_no_place(server: Running, end: str) -> None:
+    program = f"from envhive import GenericEnvClient\nenv = GenericEnvClient({server.url!r}).sync()\nenv.reset()\n{end}"
+    subprocess.run([sys.executable, "-c", program], timeout=30, stderr=subprocess.DEVNULL)
+    assert server.server.active_sessions == 0
+
+
+def test_a_program_ends_though_its_server_does_not_answer() -> None:
+    with envhive_serve("echo") as stopped:
+        program = (
+            "import os, signal\nfrom envhive import GenericEnvClient\n"
+            f"env = GenericEnvClient({stopped.url!r}).sync()\nenv.reset()\n"
+            f"os.kill({stopped.process.pid}, signal.SIGSTOP)"
+        )
+        try:
+            assert subprocess.run([sys.executable, "-c", program], timeout=30).returncode == 0
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+
+
 def test_the_client_behind_it_is_at_hand() -> None:
     client = GenericEnvClient("http://127.0.0.1:8000")
     assert client.sync().async_client is client
     assert client.sync().base_url == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    "action",
+    [object(), {"by": object()}, {"by": b"\xff"}, {"by": "\ud800"}],
+    ids=["an object", "an object inside", "bytes", "a lone surrogate"],
+)
+def test_an_action_that_has_no_json_form_is_the_callers_mistake_and_the_session_goes_on(
+    server: Running, action: Any
+) -> None:
+    with GenericEnvClient(server.url).sync() as env:
+        env.reset()
+        with pytest.raises(InvalidMessageError, match="The step cannot be sent as JSON"):
+            env.step(action)
+        assert env.step({"by": 3}).observation["total"] == 3
 
 
 def test_errors_are_those_of_the_asynchronous_client(server: Running) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import functools
 import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from envhive.client.client import ActT, EnvClient, ObsT, StateT
+from envhive.client.transport import say_goodbye
 from envhive.types import StepResult
 
 T = TypeVar("T")
+
+_GOODBYE_S: Final = 1.0
+"""How long a program that ends waits for servers to let go of its sessions."""
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
@@ -96,6 +102,12 @@ class _Background:
                 threading.Thread(target=self._loop.run_forever, name="envhive-client", daemon=True).start()
             return self._loop
 
+    def say_goodbye(self) -> None:
+        """The program ends with clients open: nobody will come back for their sessions, so no places need be kept."""
+        if self._loop is not None:
+            with contextlib.suppress(Exception):  # a server that is gone, or slow: the program ends all the same
+                asyncio.run_coroutine_threadsafe(say_goodbye(), self._loop).result(_GOODBYE_S)
+
 
 _background = _Background()
 
@@ -106,6 +118,7 @@ def _forget_background() -> None:
     _background = _Background()
 
 
+atexit.register(lambda: _background.say_goodbye())
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_background)
 

@@ -16,6 +16,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 from urllib.parse import urlencode, urlsplit, urlunsplit
+from weakref import WeakKeyDictionary, WeakSet
 
 from picows import WSCloseCode, WSError, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport, ws_connect
 
@@ -126,6 +127,15 @@ class Lease:
         return None
 
 
+_connected: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, WeakSet[Transport]]] = WeakKeyDictionary()
+
+
+async def say_goodbye() -> None:
+    """Close whatever is open on this event loop."""
+    transports = list(_connected.get(asyncio.get_running_loop(), ()))
+    await asyncio.gather(*(transport.close() for transport in transports if transport.is_open))
+
+
 class Transport(WSListener):
     """An open connection. Made by `Transport.connect`."""
 
@@ -195,13 +205,16 @@ class Transport(WSListener):
             raise
         except (OSError, WSError, ValueError) as error:
             if isinstance(error, WSHandshakeError) and error.response and error.response.status in (401, 403):
+                # What an app answers, too, that has no such path.
+                perhaps = "there is no environment at this path, or " if error.response.status == 403 else ""
                 raise UnauthorizedError(
-                    f"{listener.url} refused the connection (HTTP {error.response.status:d}): it wants a token that it "
-                    f"knows. Pass it as token=... or set ENVHIVE_TOKEN."
+                    f"{listener.url} refused the connection (HTTP {error.response.status:d}): {perhaps}it wants a "
+                    f"token that it knows. Pass it as token=... or set ENVHIVE_TOKEN."
                 ) from error
             raise ConnectError(f"Could not connect to {listener.url}: {_why(error)}") from error
         if listener._ws is None:
             raise ConnectError(f"Could not connect to {listener.url}: the server hung up")
+        _connected.setdefault(asyncio.get_running_loop(), WeakSet()).add(listener)
         return listener
 
     @property

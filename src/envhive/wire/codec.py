@@ -318,7 +318,11 @@ def encode_request(kind: str, data: Any = None, **extras: Any) -> bytes:
     """A request. Floats that JSON has no word for go out as `NaN` and `Infinity`, as Python's `json` does."""
     message = {"type": kind} if data is None else {"type": kind, "data": data}
     message |= {name: value for name, value in extras.items() if value is not None}
-    return to_json(message, fallback=_fallback, inf_nan_mode="constants")
+    try:
+        return to_json(message, fallback=_fallback, inf_nan_mode="constants")
+    except PydanticSerializationError as error:
+        problem = _problem("json_type", str(error), None)
+        raise InvalidMessageError(f"The {kind} cannot be sent as JSON", [problem]) from error
 
 
 def decode_reply(text: str | bytes) -> dict[str, Any]:
