@@ -1,4 +1,4 @@
-"""The parts of the load generator that need no server: windows, alarms, kinds of errors."""
+"""The parts of the load generator that need no environment: windows, alarms, kinds of errors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from envhive.bench.alarm import Alarm
 from envhive.bench.dial import Dialer, error_of, kind_of
-from envhive.bench.jobs import Drive, Progress, clock, decode_answer, encode_answer, pack, unpack
+from envhive.bench.jobs import Drive, Open, Progress, Storm, clock, decode_answer, encode_answer, pack, unpack
 from envhive.bench.jobs import durations as some
-from envhive.bench.pacing import Window
-from envhive.bench.storming import http_requests
+from envhive.bench.pacing import Household, Window
+from envhive.bench.storming import http_requests, storm
 
 
 def window(rate: float | None = None) -> Window:
@@ -107,3 +107,19 @@ def test_durations_and_answers_survive_the_way_between_processes() -> None:
     values.extend([0.5, 2.0])
     assert list(unpack(pack(values))) == [0.5, 2.0]
     assert decode_answer(encode_answer(Progress(3, 1))) == Progress(3, 1)
+
+
+def test_a_server_that_hangs_up_before_the_handshake_is_counted_at_once() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async def visit() -> tuple[dict[str, int], dict[str, int]]:
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            stormed = await storm(Storm(url, 3, "{}", "ws", clock(), timeout_s=30), lambda done, failed: None)
+            opened = await Household().open(Open(url, 3, 3, timeout_s=30), lambda done, failed: None)
+        return stormed.errors, opened.errors
+
+    assert asyncio.run(visit()) == ({"reset by the server": 3}, {"reset by the server": 3})

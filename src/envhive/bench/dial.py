@@ -136,7 +136,7 @@ class Dialer:
 
     async def connect_ws(self, listener: WSListener) -> None:
         """A WebSocket, without a time limit of its own: one deadline for all is cheaper than a timer for each."""
-        await ws_connect(
+        transport, _ = await ws_connect(
             lambda: listener,
             self.url,
             websocket_handshake_timeout=None,
@@ -144,6 +144,8 @@ class Dialer:
             read_buffer_init_size=_READ_BUFFER,
             socket_factory=self.dial,
         )
+        if transport.response is None:  # picows returns as if it had connected, and the listener never hears of it
+            raise ConnectionResetError(errno.ECONNRESET, "the server hung up before the handshake")
 
     async def connect(self, protocol: asyncio.Protocol) -> None:
         """A plain connection, for HTTP."""
