@@ -286,6 +286,23 @@ def test_a_reward_of_a_wrong_type_is_told() -> None:
     assert "float(reward)" in finding.advice
 
 
+def test_a_reward_that_is_no_number_is_told() -> None:
+    class Diverging(Environment[Say, Observation, State]):
+        def reset(self, *args: Any, **kwargs: Any) -> Observation:
+            return Observation()
+
+        def step(self, action: Say, *args: Any, **kwargs: Any) -> Observation:
+            return Observation(reward=float("nan"))
+
+        @property
+        def state(self) -> State:
+            return State()
+
+    finding = the_only_finding(Diverging)
+    assert finding.level == "error"
+    assert finding.problem.startswith("step gives a reward of nan,")
+
+
 def test_an_observation_that_a_typed_client_cannot_read_back_is_a_warning() -> None:
     class Dated(Observation):
         hour: int = 12

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -374,6 +375,11 @@ class _Checker:
         reward = getattr(observation, "reward", None)
         if reward is not None and not isinstance(reward, (bool, int, float)):
             raise Broken(f"{method} gives a reward of type {type(reward).__name__}.", "Make it a float: float(reward).")
+        if isinstance(reward, float) and not math.isfinite(reward):
+            raise Broken(
+                f"{method} gives a reward of {reward}, which arrives as None: JSON has no word for it.",
+                "Give a finite number, or None where there is no reward.",
+            )
         try:
             payload = payload_of(encode_observation(observation))
         except Exception as error:

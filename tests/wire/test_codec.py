@@ -141,6 +141,23 @@ def test_models_that_are_not_ours_are_observations_too() -> None:
     assert payload(Own(reward=1.0))["observation"] == {"metadata": {}, "cells": "hidden"}
 
 
+@pytest.mark.parametrize("reward", [math.nan, -math.inf])
+def test_a_reward_that_json_has_no_word_for_is_told_once(reward: float, caplog: pytest.LogCaptureFixture) -> None:
+    class Scored(Observation):
+        pass
+
+    @dataclasses.dataclass
+    class Plain:
+        reward: float
+
+    for observation in (Scored(reward=reward), Scored(reward=reward), Plain(reward), Scored(reward=None)):
+        assert json.loads(payload_of(encode_observation(observation)))["reward"] is None
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        f"The reward of a Scored is {reward}",
+        f"The reward of a Plain is {reward}",
+    ]
+
+
 def test_arrays_become_lists() -> None:
     class Array:
         def tolist(self) -> list[int]:

@@ -41,6 +41,7 @@ from envhive.server.outlet import GOING_AWAY, Outlet
 from envhive.server.places import LocalPlaces, Places, SharedPlaces
 from envhive.server.runner import Runners
 from envhive.server.session import Phase, Session
+from envhive.server.watch import LoopWatch
 from envhive.types import ServerCapacityStatus
 
 logger: Final = logging.getLogger("envhive.server")
@@ -300,22 +301,24 @@ class Hive:
         return self._runners
 
     async def _sweep_for_ever(self) -> None:
-        while True:
-            due = time.monotonic() + self._tick
-            await asyncio.sleep(self._tick)
-            lag = max(0.0, time.monotonic() - due)
-            self._lags.append(lag)
-            self.metrics.lag.observe(lag)
-            try:
-                if lag > self._tick:
-                    self._excuse(lag)
-                self.sweep()
-            except Exception:  # without the sweeper places would be lost for ever, so it goes on
-                logger.exception("A sweep failed")
+        with LoopWatch.here() as watch:
+            while True:
+                due = time.monotonic() + self._tick
+                await asyncio.sleep(self._tick)
+                watch.tick()
+                lag = max(0.0, time.monotonic() - due)
+                self._lags.append(lag)
+                self.metrics.lag.observe(lag)
+                try:
+                    if lag > self._tick:
+                        self._excuse(lag)
+                    self.sweep()
+                except Exception:  # without the sweeper places would be lost for ever, so it goes on
+                    logger.exception("A sweep failed")
 
     def _excuse(self, seconds: float) -> None:
-        """This process was stopped, or starved: nobody could be heard, so nobody is blamed for that time."""
-        logger.info("The server was not running for %.1f s; silence in that time does not count", seconds)
+        """The event loop was held up, or this process: nobody could be heard, so nobody is blamed for that time."""
+        logger.info("The event loop stood still for %.1f s; silence in that time does not count", seconds)
         now = self._clock()
         self.heartbeat.excuse(now)
         for session in self.sessions.values():

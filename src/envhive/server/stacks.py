@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 Stack = list[dict[str, Any]]
@@ -34,6 +34,25 @@ def of_thread(ident: int) -> Stack:
         frames.append(_entry(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
         frame = frame.f_back
     return _of_environment(frames[::-1])
+
+
+def callers() -> frozenset[CodeType]:
+    """The code that runs the event loop of whoever asks."""
+    frame, found = sys._getframe().f_back, set()
+    while frame is not None:
+        found.add(frame.f_code)
+        frame = frame.f_back
+    return frozenset(found)
+
+
+def environments_frame(ident: int, running: frozenset[CodeType]) -> FrameType | None:
+    """The outermost call of an environment's code in a thread that is `running` an event loop; None in other code."""
+    frame, found = sys._current_frames().get(ident), None
+    while frame is not None and frame.f_code not in running:
+        if frame.f_code.co_filename.startswith(_OWN):
+            return found
+        found, frame = frame, frame.f_back
+    return None
 
 
 def of_coroutine(coroutine: Any) -> Stack:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -19,6 +20,8 @@ from pydantic_core import PydanticSerializationError, SchemaSerializer, to_json
 
 from envhive.errors import EnvHiveError, InvalidJSONError, InvalidMessageError, UnknownTypeError
 from envhive.wire.messages import NO_DATA, Message, Request, StepRequest
+
+logger: Final = logging.getLogger("envhive.environment")
 
 REQUEST_TYPES: Final = frozenset({"reset", "step", "state", "mcp", "close"})
 _REWARD_AND_DONE: Final = {"reward", "done"}
@@ -248,6 +251,8 @@ def encode_observation(observation: Any) -> bytes:
         metadata = getattr(observation, "metadata", None)
     # What is not a number becomes null either way; pydantic's `to_json` keeps 1 kB for each thread that ever called it.
     number = _encode_number(reward) if type(reward) in _NUMBERS else _to_json(reward)
+    if number == b"null" and reward is not None:
+        _say_that_a_reward_is_lost(cls, reward)
     rest = b',"done":true' if done else b',"done":false'
     if metadata:
         rest += b',"metadata":' + _to_json(metadata)
@@ -275,9 +280,23 @@ def _encode_unusual_observation(observation: Any) -> bytes:
             f"{type(observation).__name__}"
         )
     payload = {"reward": document.pop("reward", None), "done": bool(document.pop("done", False))}
+    if payload["reward"] is None:
+        reward = fields.get("reward") if isinstance(fields, dict) else getattr(fields, "reward", None)
+        if reward is not None:
+            _say_that_a_reward_is_lost(type(observation), reward)
     metadata = document.get("metadata")
     data = {"observation": document, **payload, **({"metadata": metadata} if metadata else {})}
     return b'{"type":"observation","data":%b}' % _to_json(data)
+
+
+_lost_rewards: set[type] = set()
+
+
+def _say_that_a_reward_is_lost(cls: type, reward: Any) -> None:
+    """Once for each class: the client reads "no reward", which a trainer may well take for 0."""
+    if cls not in _lost_rewards:
+        _lost_rewards.add(cls)
+        logger.warning("The reward of a %s is %r, which JSON has no word for: clients read None", cls.__name__, reward)
 
 
 def encode_state(state: Any) -> bytes:
