@@ -148,6 +148,22 @@ def test_a_session_whose_client_stays_away_ends_with_its_lease(lane: Lane) -> No
     assert env.journal.count("close") == 1
 
 
+@BOTH_LANES
+def test_who_finds_the_server_full_hears_of_sessions_that_are_kept_for_lost_clients(lane: Lane) -> None:
+    with serving(counting(), lane, config={"lease": 60.0}, max_concurrent_envs=1) as server:
+        with server.connect(subprotocols=LAYER_2) as ws:
+            hello_of(server, ws)
+            ws.socket.shutdown(2)
+        eventually(lambda: "Kept for clients that lost their connection: 1." in refusal_by(server))
+
+
+def refusal_by(server: Running) -> str:
+    with server.connect() as ws:
+        reply = ask(ws, {"type": "reset"})
+        assert reply["data"]["code"] == "CAPACITY_REACHED"
+        return str(reply["data"]["message"])
+
+
 def test_a_client_that_says_goodbye_leaves_no_lease_behind() -> None:
     with serving(counting(), "fast", max_concurrent_envs=1) as server:
 

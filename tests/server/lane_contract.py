@@ -181,6 +181,14 @@ class LaneContract:
         assert step(ws)["data"]["observation"]["total"] == 1
         assert "Traceback" in caplog.text
 
+    @pytest.mark.parametrize(("deed", "name"), [("panic", "Panic: not an Exception"), ("miss", "KeyError: 'sword'")])
+    def test_what_a_step_raises_is_told_by_its_name_where_its_words_say_little(
+        self, ws: ClientConnection, deed: str, name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        reset(ws)
+        assert step(ws, do=deed)["data"]["message"].startswith(name)
+        assert "Traceback" in caplog.text
+
     @pytest.mark.parametrize("deed", ["exit", "unserialisable"])
     def test_whatever_else_a_step_does_wrong_is_an_execution_error(self, ws: ClientConnection, deed: str) -> None:
         reset(ws)

@@ -99,6 +99,8 @@ class Counting(Environment[Move, Seen, State]):
             raise ValueError("bad file \udc80")
         if action.do == "panic":
             raise Panic("not an Exception at all")
+        if action.do == "miss":
+            raise KeyError("sword")
         if action.do == "nan":
             return Seen(total=self.total, reward=float("nan"))
         if action.do == "unserialisable":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -192,7 +193,22 @@ def attribute(error: BaseException, method: str) -> EnvHiveError:
     return ExecutionError(describe(error))
 
 
+def attribute_stray(error: BaseException) -> EnvHiveError:
+    """The same for what is no `Exception`: an environment may raise anything, and the server must live on."""
+    if isinstance(error, EnvHiveError):
+        return error
+    # In a process of its own, the environment's main thread is interrupted by the server, to end a step.
+    told_to = isinstance(error, asyncio.CancelledError) or (
+        isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+    )
+    level = logging.DEBUG if told_to else logging.ERROR
+    logger.log(level, "The environment raised %s", type(error).__name__, exc_info=error)
+    return ExecutionError(f"{type(error).__name__}: {error}")
+
+
 def describe(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the environment called sys.exit({error.code!r})"
+    if isinstance(error, KeyError):
+        return f"KeyError: {error}"  # the key alone would say nothing
     return str(error) or type(error).__name__

@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
-from envhive.errors import EnvHiveError, ExecutionError
+from envhive.errors import EnvHiveError
+from envhive.server.calls import attribute_stray
 
 Done = Callable[[Any, EnvHiveError | None], None]
 Job = Coroutine[Any, Any, Any]
@@ -71,7 +72,7 @@ class Starter:
             except GeneratorExit:
                 raise  # the event loop is gone, and all that waits with it
             except BaseException as failure:  # whatever it is, the session must get its answer
-                self.error = _attributed(failure)
+                self.error = attribute_stray(failure)
             del job
 
 
@@ -183,7 +184,7 @@ class CoroutineDriver:
         try:
             waits_for = self._context.run(starter.advance, job)
         except BaseException as failure:  # it raised what only the end of a generator does
-            waits_for, starter.error = _ENDED, _attributed(failure)
+            waits_for, starter.error = _ENDED, attribute_stray(failure)
             starter.renew()
         _leave_task(loop, task)
         bell.lent = False
@@ -241,7 +242,7 @@ class CoroutineDriver:
             except GeneratorExit:
                 raise  # the event loop is gone, and this task with it
             except BaseException as failure:  # whatever it is, the session must get its answer
-                result, error = None, _attributed(failure)
+                result, error = None, attribute_stray(failure)
             self._pending = False
             if task.cancelling():
                 self._task = None
@@ -266,9 +267,3 @@ def _rest(starter: Starter, job: Generator[Any, Any, None], waits_for: Any) -> G
     if failure is not None:
         raise failure
     return result
-
-
-def _attributed(failure: BaseException) -> EnvHiveError:
-    if isinstance(failure, EnvHiveError):
-        return failure
-    return ExecutionError(f"{type(failure).__name__}: {failure}")

@@ -160,7 +160,9 @@ class Hive:
         if self._takes_no_more:
             return DrainingError(_DRAINING)
         taken, limit = self._places.taken(), self._places.limit()
-        return SessionCapacityError(taken, limit) if taken >= limit or self._places.anyone_waits() else None
+        if taken < limit and not self._places.anyone_waits():
+            return None
+        return self._explained(SessionCapacityError(taken, limit))
 
     def _take_place(self, owner: Owner | None) -> None:
         try:
@@ -168,10 +170,15 @@ class Hive:
         except QuotaExceededError:
             self.metrics.refusals["quota"] += 1
             raise
-        except SessionCapacityError:
+        except SessionCapacityError as full:
             if self.line is None:  # else the newcomer goes on to wait there
                 self.metrics.refusals["capacity"] += 1
-            raise
+            raise self._explained(full) from None
+
+    def _explained(self, full: SessionCapacityError) -> SessionCapacityError:
+        if self._detached:
+            full.message = f"{full} Kept for clients that lost their connection: {len(self._detached)}."
+        return full
 
     def _new_id(self) -> str:
         """A name for a session; among several servers it tells whose it is, and likewise among several workers."""

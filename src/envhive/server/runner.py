@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from envhive.errors import EnvHiveError, ExecutionError
 from envhive.inspection import ClassPlan, Place, plan_for
 from envhive.server import coroutines, stacks
-from envhive.server.calls import Calls, has_to_be_closed
+from envhive.server.calls import Calls, attribute_stray, has_to_be_closed
 from envhive.server.coroutines import CoroutineDriver
 from envhive.server.logs import LogTag, inline_here
 from envhive.server.metrics import Metrics
@@ -217,7 +217,7 @@ class LoopRunner(LocalRunner):
         except EnvHiveError as failure:
             result, error = None, failure
         except BaseException as failure:  # an environment may raise anything, and the server must live on
-            result, error = None, ExecutionError(f"{type(failure).__name__}: {failure}")
+            result, error = None, attribute_stray(failure)
         self._inline.tag = None
         done(result, error)
 

@@ -15,7 +15,8 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Final
 
-from envhive.errors import EnvHiveError, ExecutionError
+from envhive.errors import EnvHiveError
+from envhive.server.calls import attribute_stray
 from envhive.server.logs import LogTag, set_tag
 
 Done = Callable[[Any, EnvHiveError | None], None]
@@ -364,4 +365,4 @@ def _do(entry: Entry) -> Letter:
     except EnvHiveError as failure:
         return done, None, failure
     except BaseException as failure:  # an environment may raise anything, and the thread must live on
-        return done, None, ExecutionError(f"{type(failure).__name__}: {failure}")
+        return done, None, attribute_stray(failure)
