@@ -83,6 +83,8 @@ def test_help_names_every_option_and_shows_examples() -> None:
         (("echo",), {"ENVHIVE_MODE": "party"}, "ENVHIVE_MODE"),
         (("no_such_module:Thing",), {}, "no module 'no_such_module'"),
         (("envhive.types:Nothing",), {}, "has no 'Nothing'"),
+        (("envhive.types:Observatoin",), {}, "Did you mean 'Observation'?"),
+        (("ecko",), {}, "Did you mean 'echo'?"),
         (("envhive.types:State",), {}, "without a step method"),
         (("game:Game", "--max-sessions", "4"), {}, "SUPPORTS_CONCURRENT_SESSIONS"),
         (("typo:Game",), {}, "typo.py:2: '(' was never closed: def broken("),
@@ -108,6 +110,7 @@ def test_a_port_that_is_taken_is_said_in_one_line() -> None:
         done = serve("echo", "--port", str(server.port))
         assert done.returncode == 2
         assert "Cannot listen on" in done.stderr
+        assert "--port" in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import math
@@ -169,7 +170,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigurationError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from None
+        way_out = " Another port may be free: --port, or PORT." if error.errno == errno.EADDRINUSE else ""
+        raise ConfigurationError(f"Cannot listen on {host}:{port}: {error.strerror or error}.{way_out}") from None
     listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import inspect
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -79,8 +81,14 @@ def unknown_target(target: str) -> TargetError:
     """What to say of a target that is nothing which could be served."""
     return TargetError(
         f"{target!r} is neither a shipped environment ({', '.join(sorted(SHIPPED))}), nor package.module:EnvClass, "
-        f"nor package.module:app, nor a folder. `envhive init NAME` makes a folder."
+        f"nor package.module:app, nor a folder.{_perhaps(target, SHIPPED)} `envhive init NAME` makes a folder."
     )
+
+
+def _perhaps(written: str, known: Iterable[str]) -> str:
+    """What may have been meant, as a sentence; nothing if that cannot be guessed."""
+    alike = difflib.get_close_matches(written, known, n=1)
+    return f" Did you mean {alike[0]!r}?" if alike else ""
 
 
 def must_be_known(target: str) -> None:
@@ -233,7 +241,8 @@ def _import_reference(reference: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise TargetError(f"The module {module_name!r} has no {attribute!r}.") from None
+            perhaps = _perhaps(part, dir(found))
+            raise TargetError(f"The module {module_name!r} has no {attribute!r}.{perhaps}") from None
     return found
 
 
