@@ -8,7 +8,7 @@ import errno
 import pytest
 
 from envhive.bench.alarm import Alarm
-from envhive.bench.dial import Dialer, error_of, kind_of
+from envhive.bench.dial import Dialer, Said, kind_of
 from envhive.bench.jobs import Drive, Open, Progress, Storm, clock, decode_answer, encode_answer, pack, unpack
 from envhive.bench.jobs import durations as some
 from envhive.bench.pacing import Household, Window
@@ -23,14 +23,15 @@ def test_in_the_open_loop_a_step_counts_for_the_window_it_was_due_in_however_lat
     measured = window(rate=10)
     measured.answered(9.9, 10.5, None)  # due in the warm-up
     measured.answered(10.9, 14.0, None)
-    assert measured.steps == 1
-    assert list(measured.latencies) == pytest.approx([3.1])
+    measured.answered(10.2, 10.3, None)
+    assert (measured.steps, measured.well) == (1, 2)
+    assert list(measured.latencies) == pytest.approx([3.1, 0.1])
 
 
 def test_in_the_closed_loop_a_stall_that_outlasts_the_window_is_not_left_out() -> None:
     measured = window()
     measured.answered(9.5, 12.0, None)
-    assert measured.steps == 0
+    assert (measured.steps, measured.well) == (0, 1)
     assert list(measured.latencies) == pytest.approx([2.5])
     measured.answered(11.5, 12.5, None)  # after the window
     measured.answered(9.0, 9.5, None)  # before it
@@ -40,7 +41,9 @@ def test_in_the_closed_loop_a_stall_that_outlasts_the_window_is_not_left_out() -
 def test_an_error_is_a_step_that_was_answered_badly() -> None:
     measured = window()
     measured.answered(10.1, 10.2, "EXECUTION_ERROR")
-    assert (measured.steps, dict(measured.errors)) == (1, {"EXECUTION_ERROR": 1})
+    measured.answered(10.2, 10.3, None)
+    assert (measured.steps, measured.well, measured.failed) == (1, 1, 1)
+    assert dict(measured.errors) == {"EXECUTION_ERROR": 1}
 
 
 def test_an_alarm_rings_in_time_and_again() -> None:
@@ -88,11 +91,22 @@ def test_errors_are_counted_by_kind(error: Exception, kind: str) -> None:
     assert kind_of(error) == kind
 
 
-def test_error_replies_are_told_by_their_code() -> None:
-    assert error_of(b'{"type":"observation","data":{}}') is None
-    assert error_of(b'{"type":"error","data":{"code":"CAPACITY_REACHED"}}') == "CAPACITY_REACHED"
-    assert error_of(b'{"type":"error","data":{}}') == "error"
-    assert error_of(b"[1]") == "reply makes no sense"
+def test_replies_are_told_by_their_code_and_whether_the_episode_is_done() -> None:
+    said = Said()
+    assert said.read(b'{"type":"observation","data":{"observation":{"done":true}}}') == (None, False)
+    assert said.read(b'{"type":"observation","data":{"observation":{},"done":true}}') == (None, True)
+    assert said.read(b'{"type":"observation","data":{"done":null}}') == (None, False)
+    assert said.read(b'{"type":"error","data":{"code":"CAPACITY_REACHED"}}') == ("CAPACITY_REACHED", False)
+    assert said.read(b'{"type":"error","data":{}}') == ("error", False)
+    assert said.read(b"[1]") == ("reply makes no sense", False)
+
+
+def test_the_servers_first_words_for_each_kind_of_error_are_kept() -> None:
+    said = Said()
+    for field in ("by", "how"):
+        problem = f'{{"loc": ["{field}"], "msg": "Field required"}}'
+        said.read(f'{{"type":"error","data":{{"code":"X","message":"No","errors":[{problem}]}}}}'.encode())
+    assert said.words == {"X": "No; by: Field required"}
 
 
 def test_requests_over_http_go_below_the_servers_prefix() -> None:

@@ -38,16 +38,39 @@ class Mortal(Environment[Action, Observation, State]):
 """
 
 
-def environ() -> dict[str, str]:
-    return plain_environ(ENVHIVE_PEER_CACHE=str(CACHE))
+SHORT = """
+from envhive import Action, Environment, Observation, State
 
 
-def bench(folder: Path, *arguments: str, limit_s: float = 120) -> tuple[Run, str]:
+class Short(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    async def reset(self, seed=None, episode_id=None):
+        self.left = 3
+        return Observation()
+
+    async def step(self, action):
+        if not self.left:
+            raise RuntimeError("the episode is over")
+        self.left -= 1
+        return Observation(done=not self.left)
+
+    @property
+    def state(self):
+        return State()
+"""
+
+
+def environ(**more: str) -> dict[str, str]:
+    return plain_environ(ENVHIVE_PEER_CACHE=str(CACHE), **more)
+
+
+def bench(folder: Path, *arguments: str, limit_s: float = 120, **more: str) -> tuple[Run, str]:
     """Run a command that must succeed; what it recorded, and what it printed."""
     done = subprocess.run(
         [ENVHIVE, "bench", *arguments, "--out", "run"],
         cwd=folder,
-        env=environ(),
+        env=environ(**more),
         capture_output=True,
         text=True,
         timeout=limit_s,
@@ -101,6 +124,48 @@ def test_a_server_that_dies_is_a_result(tmp_path: Path) -> None:
     assert all(cell.server_died and sum(cell.errors.values()) == 4 for cell in run.cells())
     assert "server died" in printed
     assert "started again" in printed
+
+
+@pytest.mark.parametrize("loop", [(), ("--rate", "200")], ids=["closed", "open"])
+def test_an_episode_that_is_done_is_begun_anew(loop: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(SHORT)
+    arguments = ("--sessions", "4", "--seconds", "0.6", "--warm-up", "0.2", "--action", "{}", *loop)
+    run, _ = bench(tmp_path, "steady", "--serve", "short:Short", *arguments)
+    (window,) = run.windows()
+    assert (window.success, window.errors) == (1, {})
+    assert window.steps > 4 * 3
+
+
+@pytest.mark.parametrize("mode", ["ws", "http"])
+def test_a_server_that_asks_for_a_token_gets_one(mode: str, tmp_path: Path) -> None:
+    with envhive_serve("benchmark-async", "--token", "ada:a-long-secret") as server:
+        arguments = (
+            "storm",
+            "--url",
+            server.url,
+            "--mode",
+            mode,
+            "--sessions",
+            "4",
+            "--waits",
+            "0",
+            "--repetitions",
+            "1",
+        )
+        (tmp_path / "without").mkdir()
+        run, printed = bench(tmp_path / "without", *arguments)
+        assert run.cells()[0].errors == {"HTTP 401": 4}
+        assert "ENVHIVE_TOKEN" in printed
+        run, _ = bench(tmp_path, *arguments, ENVHIVE_TOKEN="a-long-secret")
+        assert run.cells()[0].success == 1
+
+
+def test_a_bench_in_which_every_step_fails_says_why(tmp_path: Path) -> None:
+    run, printed = bench(tmp_path, "steady", "--serve", "echo", "--sessions", "4", "--seconds", "0.3", "--warm-up", "0")
+    (window,) = run.windows()
+    assert (window.success, window.steps) == (0, 0)
+    assert "message: Field required" in " ".join(printed.split())
+    assert "--action" in printed
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from envhive.bench.compare import compare_table, spread_of
 from envhive.bench.records import Figure, Run
 from envhive.bench.stats import summarise
-from envhive.bench.tables import max_batch_table, steady_table, storm_table, tables_of, warnings_of
+from envhive.bench.tables import errors_of, max_batch_table, steady_table, storm_table, tables_of, warnings_of
 from tests.bench import samples
 
 
@@ -29,7 +29,7 @@ def test_the_max_batch_is_told_for_each_wait_and_per_core() -> None:
         ["ws", "1 s", "128", "64"],
         ["ws", "5 s", "none", "0.00"],
     ]
-    assert max_batch_table(Run(samples.info(server_cores=None), [cells[0]])).rows == [["ws", "1 s", "32", "–"]]
+    assert max_batch_table(Run(samples.info(server_cores=None), [cells[0]])).rows == [["ws", "1 s", "≥ 32", "–"]]
 
 
 def test_what_is_not_known_of_a_server_elsewhere_is_left_open() -> None:
@@ -41,9 +41,31 @@ def test_what_is_not_known_of_a_server_elsewhere_is_left_open() -> None:
 def test_success_counts_sessions_that_never_opened_and_steps_that_failed() -> None:
     assert samples.window().success == 1
     assert samples.window(opened=32).success == 0.5
-    assert samples.window(errors={"EXECUTION_ERROR": 100}).success == 0.9
-    assert samples.window(unanswered=1000).success == 0.5
-    assert samples.window(steps=0).success == 0
+    assert samples.window(opened=32, errors={"CAPACITY_REACHED": 32}, well=1000).success == 0.5
+    assert samples.window(well=900, failed=100, errors={"EXECUTION_ERROR": 100}).success == 0.9
+    assert samples.window(well=1000, unanswered=1000).success == 0.5
+    assert samples.window(well=1000, lost=64, errors={"connection lost": 64}).success == 0
+    assert samples.window(steps=0, well=64).success == 1  # each took longer than the window, and was answered
+    assert samples.window(opened=0, steps=0).success == 0
+
+
+def test_steps_without_an_answer_are_among_the_errors() -> None:
+    assert errors_of([samples.window(unanswered=7)]) == "7× unanswered"
+
+
+def test_the_servers_words_are_told_and_so_is_what_to_do() -> None:
+    told = warnings_of([samples.window(said={"VALIDATION_ERROR": "by: Field required"}), samples.window()])
+    assert told == [
+        "VALIDATION_ERROR, in the server's words: by: Field required",
+        "If that is about the action, --action gives another.",
+    ]
+    assert "ENVHIVE_TOKEN" in warnings_of([samples.cell(errors={"HTTP 401": 3})])[0]
+
+
+def test_an_action_of_ones_own_has_no_wait_to_tell() -> None:
+    table = storm_table(Run(samples.info(), [samples.cell(wait_s=0.0, concurrency=0.0)]))
+    shown = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (shown["wait"], shown["concurrency"]) == ("–", "–")
 
 
 def test_a_comparison_shows_ratios_of_medians_in_a_fixed_order() -> None:

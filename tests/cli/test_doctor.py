@@ -7,6 +7,7 @@ import subprocess
 import textwrap
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -129,15 +130,17 @@ def test_top_shows_sessions_and_pace() -> None:
         GenericEnvClient(server.url, token="a-long-secret").sync() as client,
     ):
         client.reset()
-        for _ in range(20):
-            client.step({"message": "hello"})
         refused = run("top", server.url, "--once")
         assert (refused.returncode, "set ENVHIVE_TOKEN" in refused.stderr) == (1, True)
-        shown = run("top", server.url, "--once", ENVHIVE_TOKEN="a-long-secret", COLUMNS="140")
+        with ThreadPoolExecutor(1) as pool:
+            looking = pool.submit(run, "top", server.url, "--once", ENVHIVE_TOKEN="a-long-secret", COLUMNS="140")
+            while not looking.done():
+                client.step({"message": "hello"})
+        shown = looking.result()
         assert (shown.returncode, shown.stderr) == (0, "")
         assert "healthy" in shown.stdout
         assert "sessions 1/1000" in shown.stdout
-        assert any(" ada " in line and " 20 " in line for line in shown.stdout.splitlines())
+        assert any(" ada " in line for line in shown.stdout.splitlines())
         assert "p99 ≤ -" not in shown.stdout
 
 
@@ -145,7 +148,6 @@ def test_pace_is_what_happened_between_two_looks() -> None:
     health = {"uptime_s": 100.0}
     first = Look(10.0, health, [], {"steps": 50.0}, {0.1: 40.0, 1.0: 50.0, float("inf"): 50.0})
     second = Look(12.0, health, [], {"steps": 90.0}, {0.1: 79.0, 1.0: 90.0, float("inf"): 90.0})
-    assert Pace(first).rate("steps") == 0.5
     pace = Pace(second, first)
     assert (pace.rate("steps"), pace.quantile(0.5), pace.quantile(0.99)) == (20.0, 0.1, 1.0)
     restarted = Look(14.0, health, [], {"steps": 3.0}, {})

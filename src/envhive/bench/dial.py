@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ _IP_BIND_ADDRESS_NO_PORT: Final = 24
 """Linux picks the port when it knows the destination too, so that ports are counted per pair of addresses."""
 _READ_BUFFER: Final = 2048
 _MAX_REPLY: Final = 100 * 1024 * 1024
+_LONGEST_WORDS: Final = 300
 
 logging.getLogger("picows.client").disabled = True  # failures are counted by kind, not logged one by one
 
@@ -58,32 +60,65 @@ def kind_of(error: BaseException) -> str:
     return _NAMES.get(type(error).__name__, type(error).__name__)
 
 
+class _Progress(msgspec.Struct):
+    done: bool | None = None
+
+
 class Reply(msgspec.Struct):
     """As much of a reply as needs looking at."""
 
     type: str
+    data: _Progress = msgspec.field(default_factory=_Progress)
+
+
+class _Problem(msgspec.Struct):
+    msg: str = ""
+    loc: list[str | int] = []
 
 
 class _ErrorData(msgspec.Struct):
     code: str = "error"
+    message: str = ""
+    errors: list[_Problem] = []
+
+    def words(self) -> str:
+        """What is wrong, and where."""
+        told = [": ".join([*map(str, problem.loc), problem.msg]) for problem in self.errors[:2]]
+        return "; ".join([self.message, *told])[:_LONGEST_WORDS]
 
 
 class _ErrorReply(msgspec.Struct):
     data: _ErrorData = msgspec.field(default_factory=_ErrorData)
 
 
-decode_reply: Final = msgspec.json.Decoder(Reply).decode
+_decode_reply: Final = msgspec.json.Decoder(Reply).decode
 _decode_error: Final = msgspec.json.Decoder(_ErrorReply).decode
 
 
-def error_of(payload: bytes | memoryview) -> str | None:
-    """The code of an error reply; None if the reply is none."""
-    try:
-        if decode_reply(payload).type != "error":
-            return None
-        return _decode_error(payload).data.code
-    except msgspec.DecodeError:
-        return "reply makes no sense"
+class Said:
+    """What servers have said about each kind of error, the first time."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, str] = {}
+
+    def read(self, payload: bytes | memoryview) -> tuple[str | None, bool]:
+        """The code of an error reply, None if the reply is none; and whether the episode is done."""
+        try:
+            reply = _decode_reply(payload)
+            if reply.type != "error":
+                return None, reply.data.done is True
+            data = _decode_error(payload).data
+        except msgspec.DecodeError:
+            return "reply makes no sense", False
+        if data.code not in self.words:
+            self.words[data.code] = data.words()
+        return data.code, False
+
+
+def _credentials() -> dict[str, str]:
+    """As the client's: the load processes have them from whoever started the lab."""
+    token = os.environ.get("ENVHIVE_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 class Dialer:
@@ -97,6 +132,7 @@ class Dialer:
         self.netloc = parts.netloc
         self.port = parts.port or (443 if self.secure else 80)
         self.prefix = parts.path.removesuffix("/ws")
+        self.headers = _credentials()
         self._sources = sources
         self._turn = 0
         self._address: tuple[Any, ...] = ()
@@ -143,6 +179,7 @@ class Dialer:
             max_frame_size=_MAX_REPLY,
             read_buffer_init_size=_READ_BUFFER,
             socket_factory=self.dial,
+            extra_headers=self.headers,
         )
         if transport.response is None:  # picows returns as if it had connected, and the listener never hears of it
             raise ConnectionResetError(errno.ECONNRESET, "the server hung up before the handshake")

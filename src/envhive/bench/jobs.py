@@ -83,6 +83,8 @@ class Stormed(msgspec.Struct, tag=True, frozen=True):
     errors: dict[str, int]
     ended_at: float
     cpu_s: float
+    said: dict[str, str] = {}
+    """The server's own words for each kind of error."""
 
 
 class Opened(msgspec.Struct, tag=True, frozen=True):
@@ -90,21 +92,29 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
     errors: dict[str, int]
     ended_at: float
     cpu_s: float
+    said: dict[str, str] = {}
 
 
 class Driven(msgspec.Struct, tag=True, frozen=True):
     """What the window brought to light."""
 
     steps: int
-    """Answered within the window."""
+    """Answered well, within the window."""
     latencies: bytes
     errors: dict[str, int]
+    well: int
+    """Steps that the window has to tell of and that were answered well, in the end."""
+    failed: int
+    """Those that were answered with an error."""
     unanswered: int
     """Steps that were due in the window and had no answer when the patience for them ended."""
+    lost: int
+    """Sessions whose connection was lost."""
     cpu_s: float
     """Of the load process, within the window."""
     lag: bytes
     """How late each step was sent for the load process's own fault (open loop)."""
+    said: dict[str, str] = {}
 
 
 class Closed(msgspec.Struct, tag=True, frozen=True):

@@ -64,6 +64,9 @@ def diagnose(window: SteadyWindow, around: Surroundings) -> tuple[str, str]:
     errors = " ".join(window.errors)
     if "no file descriptor left here" in errors or "no port left here" in errors or DIED in errors:
         return "load generator", f"it could not open more: {errors}"
+    refusals = [kind for kind in window.errors if kind in window.said and kind != "CAPACITY_REACHED"]
+    if window.failed and refusals:
+        return "nothing", f"steps were answered with {', '.join(refusals)}"
     if "CAPACITY_REACHED" in errors:
         return "session limit", "the server answered CAPACITY_REACHED: it is configured for no more sessions"
     if (
@@ -86,7 +89,9 @@ def diagnose(window: SteadyWindow, around: Surroundings) -> tuple[str, str]:
 def _diagnose_cpu(window: SteadyWindow, around: Surroundings) -> tuple[str, str]:
     usable = min(around.server_workers, around.cores)
     load = f"the load generator's busiest process used {window.load_cpu:.0%} of a core"
-    server = f"the server used {window.server_cpu or 0:.2f} of the {usable} core(s) its workers can use"
+    server = "the server's CPU time is not known: --pid tells where to read it"
+    if window.server_cpu is not None:
+        server = f"the server used {window.server_cpu:.2f} of the {usable} core(s) its workers can use"
     if window.server_cpu is not None and window.server_cpu >= _SATURATED * usable:
         return "CPU", f"{server}; {load}"
     if window.load_cpu > BUSY:

@@ -47,12 +47,15 @@ class StormOutcome(msgspec.Struct, frozen=True):
     """The share of a core that the busiest load process used."""
     load_cpu_s: float
     """CPU time of all load processes together."""
+    said: dict[str, str] = {}
+    """The server's own words for each kind of error."""
 
 
 class OpenOutcome(msgspec.Struct, frozen=True):
     opened: int
     errors: dict[str, int]
     wall_s: float
+    said: dict[str, str] = {}
 
 
 class DriveOutcome(msgspec.Struct, frozen=True):
@@ -60,9 +63,14 @@ class DriveOutcome(msgspec.Struct, frozen=True):
     seconds: float
     latencies: array[float]
     errors: dict[str, int]
+    well: int
+    failed: int
     unanswered: int
+    lost: int
+    """Sessions."""
     load_cpu: float
     lag: array[float]
+    said: dict[str, str] = {}
 
 
 class LoadFleet:
@@ -103,6 +111,7 @@ class LoadFleet:
             wall_s=max(wall_s, 1e-9),
             load_cpu=max((result.cpu_s for result in done), default=0.0) / max(wall_s, 1e-9),
             load_cpu_s=sum(result.cpu_s for result in done),
+            said=_first_words(result.said for result in done),
         )
 
     def open(self, url: str, budget: Budget, at_once: int, timeout_s: float, on_progress: OnProgress) -> OpenOutcome:
@@ -120,7 +129,8 @@ class LoadFleet:
         errors.update(_never_answered(budget.shares, results))
         self._open = [0 if result is None else len(result.durations) // durations().itemsize for result in results]
         wall_s = max((result.ended_at for result in done), default=clock()) - begin_at
-        return OpenOutcome(sum(self._open), dict(errors), max(wall_s, 1e-9))
+        said = _first_words(result.said for result in done)
+        return OpenOutcome(sum(self._open), dict(errors), max(wall_s, 1e-9), said)
 
     def drive(
         self,
@@ -135,7 +145,7 @@ class LoadFleet:
         drain_s: float = 5.0,
     ) -> DriveOutcome:
         """Step the open sessions for a window; the callbacks are called, as nearly as can be, at its two ends."""
-        number, opened = len(self._open), max(sum(self._open), 1)
+        opened = max(sum(self._open), 1)
         warm_up_at = _beginning(max(self._open, default=0))
         begin_at = warm_up_at + warm_up_s
         jobs = [
@@ -155,16 +165,21 @@ class LoadFleet:
         results = self._crew.run(jobs, Driven, begin_at + seconds + drain_s, on_progress, moments)
         done = [result for result in results if result is not None]
         errors = _added(result.errors for result in done)
-        if len(done) < number:
-            errors[DIED] += number - len(done)
+        errors.update(_never_answered(self._open, results))
         return DriveOutcome(
             steps=sum(result.steps for result in done),
             seconds=seconds,
             latencies=_joined([result.latencies for result in done]),
             errors=dict(errors),
+            well=sum(result.well for result in done),
+            failed=sum(result.failed for result in done),
             unanswered=sum(result.unanswered for result in done),
+            lost=sum(
+                share if result is None else result.lost for share, result in zip(self._open, results, strict=True)
+            ),
             load_cpu=max((result.cpu_s for result in done), default=0.0) / seconds,
             lag=_joined([result.lag for result in done]),
+            said=_first_words(result.said for result in done),
         )
 
     def close(self) -> None:
@@ -194,6 +209,13 @@ def _never_answered(shares: Sequence[int], results: Sequence[object]) -> dict[st
     """The sessions of load processes that left no result."""
     lost = sum(share for share, result in zip(shares, results, strict=True) if result is None)
     return {DIED: lost} if lost else {}
+
+
+def _first_words(of_each: Iterable[dict[str, str]]) -> dict[str, str]:
+    said: dict[str, str] = {}
+    for words in of_each:
+        said = words | said
+    return said
 
 
 def _added(counts: Iterable[dict[str, int]]) -> Counter[str]:

@@ -12,7 +12,7 @@ from typing import Final
 from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTransport
 
 from envhive.bench.alarm import Alarm
-from envhive.bench.dial import Dialer, error_of, kind_of
+from envhive.bench.dial import Dialer, Said, kind_of
 from envhive.bench.jobs import Close, Drive, Driven, Open, Opened, clock, durations, pack
 
 _RESET: Final = b'{"type": "reset", "data": {}}'
@@ -31,18 +31,22 @@ class Window:
         self.think_s = job.think_s
         self.open_loop = job.rate is not None
         self.stopping = False
-        self.steps = 0
+        self.steps = self.well = self.failed = 0
         self.latencies = durations()
         self.lag = durations()
         self.errors: Counter[str] = Counter()
 
     def answered(self, due_at: float, now: float, error: str | None) -> None:
-        if self.begin <= now < self.end:
+        if not self.concerns(due_at, now):
+            return
+        self.latencies.append(now - due_at)
+        if error is not None:
+            self.failed += 1
+            self.errors[error] += 1
+            return
+        self.well += 1
+        if now < self.end:
             self.steps += 1
-            if error is not None:
-                self.errors[error] += 1
-        if self.concerns(due_at, now):
-            self.latencies.append(now - due_at)
 
     def concerns(self, due_at: float, now: float) -> bool:
         """Whether the window has to tell of a step that was due then and is answered, or given up, now.
@@ -56,7 +60,9 @@ class Window:
 class Resident(WSListener):
     """One session that stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, said: Said) -> None:
+        self._said = said
+        self._resetting = False
         self.transport: WSTransport | None = None
         self.window: Window | None = None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -72,9 +78,11 @@ class Resident(WSListener):
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         if frame.msg_type is WSMsgType.TEXT:
-            error = error_of(frame.get_payload_as_memoryview())
-            if self.opened.done():
-                self._answered(error)
+            error, done = self._said.read(frame.get_payload_as_memoryview())
+            if self._resetting:
+                self._begun_anew(error)
+            elif self.opened.done():
+                self._answered(error, done)
             elif error is None:
                 self.opened.set_result(None)
             else:
@@ -94,7 +102,7 @@ class Resident(WSListener):
     def step_at(self, due_at: float) -> None:
         """A step is due; it is sent when those before it are answered."""
         self.due.append(due_at)
-        if len(self.due) == 1:
+        if len(self.due) == 1 and not self._resetting:
             self._send()
 
     def unanswered(self) -> list[float]:
@@ -107,16 +115,30 @@ class Resident(WSListener):
         if self.transport is not None and not self.lost and self.window is not None:
             self.transport.send(WSMsgType.TEXT, self.window.step)
 
-    def _answered(self, error: str | None) -> None:
+    def _answered(self, error: str | None, done: bool) -> None:
+        if self.window is not None and self.due:  # else an answer that nobody measures any more
+            self.window.answered(self.due.popleft(), clock(), error)
+        if done and self.transport is not None:
+            self._resetting = True  # no step is for an episode that is over
+            self.transport.send(WSMsgType.TEXT, _RESET)
+        else:
+            self._go_on()
+
+    def _begun_anew(self, error: str | None) -> None:
+        self._resetting = False
+        if error is not None and self.window is not None:
+            self.window.failed += 1
+            self.window.errors[error] += 1
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """The next step: the one that waits, or in the closed loop a new one."""
         window = self.window
-        if window is None or not self.due:
-            return  # an answer that nobody measures any more
-        now = clock()
-        window.answered(self.due.popleft(), now, error)
-        if window.open_loop:
-            if self.due:
-                self._send()
-        elif not window.stopping:
+        if window is None:
+            return
+        if self.due:
+            self._send()
+        elif not window.open_loop and not window.stopping:
             if window.think_s:
                 asyncio.get_running_loop().call_later(window.think_s, self._think_over)
             else:
@@ -133,6 +155,7 @@ class Household:
 
     def __init__(self) -> None:
         self.residents: list[Resident] = []
+        self._said = Said()
 
     async def open(self, job: Open, report: Callable[[int, int], None]) -> Opened:
         """Open and reset sessions, so many at once."""
@@ -142,7 +165,7 @@ class Household:
 
         async def open_one() -> None:
             async with turn:
-                began, resident = clock(), Resident()
+                began, resident = clock(), Resident(self._said)
                 try:
                     async with asyncio.timeout_at(deadline):
                         await dialer.connect_ws(resident)
@@ -162,7 +185,7 @@ class Household:
             errors[kind_of(error)] += job.sessions
         else:
             await asyncio.gather(*(open_one() for _ in range(job.sessions)))
-        return Opened(pack(took), dict(errors), clock(), time.process_time() - spent)
+        return Opened(pack(took), dict(errors), clock(), time.process_time() - spent, self._said.words)
 
     async def drive(self, job: Drive, report: Callable[[int, int], None]) -> Driven:
         window = Window(job)
@@ -179,6 +202,7 @@ class Household:
             elif job.rate is None:
                 self._set_off(window, residents)
             cpu_s = await self._wait(window, report)
+        lost = sum(resident.lost for resident in self.residents)
         await self._drain(window, residents, job.drain_s)
         now, unanswered = clock(), 0
         for due_at in (due_at for resident in residents for due_at in resident.unanswered()):
@@ -187,7 +211,18 @@ class Household:
                 window.latencies.append(now - due_at)  # it took at least so long
         for resident in residents:
             resident.window = None
-        return Driven(window.steps, pack(window.latencies), dict(window.errors), unanswered, cpu_s, pack(window.lag))
+        return Driven(
+            steps=window.steps,
+            latencies=pack(window.latencies),
+            errors=dict(window.errors),
+            well=window.well,
+            failed=window.failed,
+            unanswered=unanswered,
+            lost=lost,
+            cpu_s=cpu_s,
+            lag=pack(window.lag),
+            said=self._said.words,
+        )
 
     def _set_off(self, window: Window, residents: list[Resident]) -> None:
         """Start the closed loop; with time to think, spread over it, or all would step in one wave for ever."""

@@ -14,6 +14,7 @@ FULL_SESSIONS: Final = (32, 128, 512, 2048, 4096, 8192, 16384)
 FULL_WAITS: Final = (1.0, 5.0, 10.0)
 SMALL_SESSIONS: Final = (32, 128, 512)
 SMALL_WAITS: Final = (1.0,)
+NO_WAITS: Final = (0.0,)
 MOST_SESSIONS: Final = 1_000_000
 """More than that is a slip of the finger."""
 LONGEST_S: Final = 3600.0

@@ -6,7 +6,8 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
@@ -71,6 +72,8 @@ class StormCell(msgspec.Struct, tag="storm", frozen=True):
     """Cores that other programs used on this machine meanwhile, if the server is here."""
     server_memory: int | None = None
     server_died: bool = False
+    said: dict[str, str] = {}
+    """The server's own words for each kind of error."""
 
 
 class SteadyWindow(msgspec.Struct, tag="steady", frozen=True):
@@ -84,6 +87,7 @@ class SteadyWindow(msgspec.Struct, tag="steady", frozen=True):
     repetition: int
     seconds: float
     steps: int
+    """Answered well, within the window."""
     latency: Summary
     errors: dict[str, int]
     unanswered: int
@@ -104,6 +108,14 @@ class SteadyWindow(msgspec.Struct, tag="steady", frozen=True):
     server_files: int | None = None
     server_file_limit: int | None = None
     server_died: bool = False
+    well: int | None = None
+    """Steps due in the window, or under way in it, that were answered well in the end; runs of old do not tell."""
+    failed: int = 0
+    """Those that were answered with an error."""
+    lost: int = 0
+    """Sessions that were opened, and lost by the end of the window."""
+    said: dict[str, str] = {}
+    """The server's own words for each kind of error."""
 
     @property
     def other_cpu(self) -> float | None:
@@ -118,10 +130,10 @@ class SteadyWindow(msgspec.Struct, tag="steady", frozen=True):
 
     @property
     def success(self) -> float:
-        """The share of sessions that opened, times the share of steps that were answered well."""
-        due = self.steps + self.unanswered
-        lost = min(sum(self.errors.values()) + self.unanswered, due) if due else 0
-        return self.opened / self.sessions * ((due - lost) / due if due else 0.0)
+        """The share of sessions that opened and lasted, times the share of their steps that were answered well."""
+        well = self.steps if self.well is None else self.well
+        due = well + self.failed + self.unanswered
+        return max(self.opened - self.lost, 0) / self.sessions * (well / due if due else 1.0)
 
 
 class Figure(msgspec.Struct, tag="figure", frozen=True):
@@ -222,6 +234,17 @@ def load_run(folder: Path, label: str | None = None) -> Run:
     if label is not None:
         info = msgspec.structs.replace(info, label=label)
     return Run(info, list(_read_results(folder / RESULTS_FILE)))
+
+
+def told_apart(runs: Sequence[Run], folders: Sequence[Path]) -> list[Run]:
+    """The same runs, with the names of their folders beside labels that several of them have."""
+    times = Counter(run.info.label for run in runs)
+
+    def named(run: Run, folder: Path) -> Run:
+        label = f"{run.info.label} ({folder.resolve().name})" if times[run.info.label] > 1 else run.info.label
+        return Run(msgspec.structs.replace(run.info, label=label), run.results)
+
+    return [named(run, folder) for run, folder in zip(runs, folders, strict=True)]
 
 
 def _read_results(path: Path) -> Iterator[Result]:

@@ -16,10 +16,12 @@ from envhive.errors import ConfigurationError
 REPORT_FILE: Final = "report.html"
 
 _STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; margin: 2rem; }
+h1, h2, h3, p, figure, .note { max-width: 1100px; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #e3e3e3; white-space: nowrap; }
+td:last-child { white-space: normal; }
 th:first-child, td:first-child { text-align: left; } th { border-bottom-color: #888; }
 .wide { overflow-x: auto; } .note { background: #fff6dd; padding: .5rem .8rem; border-left: 3px solid #e69f00; }
 figure { margin: 1.5rem 0; } figcaption { color: #555; } img { max-width: 100%; height: auto; }

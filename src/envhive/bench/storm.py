@@ -82,6 +82,7 @@ def _as_cell(plan: StormPlan, cell: Cell, outcome: StormOutcome, processes: int,
         requests_per_s=2 * succeeded / outcome.wall_s,  # a reset and a step each
         concurrency=succeeded * cell.wait_s / outcome.wall_s,
         errors=outcome.errors,
+        said=outcome.said,
         load_cpu=outcome.load_cpu,
         load_processes=processes,
         sessions_per_core=None if server_cores is None else succeeded / server_cores,

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, cast
 import httptools
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport
 
-from envhive.bench.dial import Dialer, error_of, kind_of
+from envhive.bench.dial import Dialer, Said, kind_of
 from envhive.bench.jobs import Storm, Stormed, clock, durations, pack
 
 _RESET: Final = b'{"type": "reset", "data": {}}'
@@ -34,6 +34,7 @@ class Tally:
         self.begin_at = begin_at
         self.connect, self.reset, self.step, self.whole = durations(), durations(), durations(), durations()
         self.errors: Counter[str] = Counter()
+        self.said = Said()
         self.ended_at = begin_at
         self.settled = 0
         self.all_settled = asyncio.Event()
@@ -89,7 +90,7 @@ class WebSocketVisitor(WSListener):
         if frame.msg_type is WSMsgType.CLOSE:
             transport.disconnect()
         elif frame.msg_type is WSMsgType.TEXT:
-            error = error_of(frame.get_payload_as_memoryview())
+            error, _ = self._tally.said.read(frame.get_payload_as_memoryview())
             if error is not None:
                 self._fail(error)
                 transport.send_close(WSCloseCode.OK)
@@ -178,6 +179,7 @@ def http_requests(dialer: Dialer, action: str) -> tuple[bytes, bytes]:
 
     def post(path: str, body: str) -> bytes:
         head = f"POST {dialer.prefix}{path} HTTP/1.1\r\nHost: {dialer.netloc}\r\nContent-Type: application/json\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in dialer.headers.items())
         return f"{head}Content-Length: {len(body.encode())}\r\n\r\n{body}".encode()
 
     return post("/reset", "{}"), post("/step", f'{{"action": {action}}}')
@@ -230,4 +232,5 @@ def _result(tally: Tally, cpu_s: float) -> Stormed:
         errors=dict(tally.errors),
         ended_at=tally.ended_at,
         cpu_s=cpu_s,
+        said=tally.said.words,
     )

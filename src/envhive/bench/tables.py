@@ -81,12 +81,12 @@ def storm_table(run: Run) -> Table:
         rows.append(
             [
                 mode,
-                f"{wait_s:g} s",
+                _wait(wait_s),
                 f"{sessions:,}",
                 share(min(cell.success for cell in cells)),
                 *(duration(median(values) if values else None) for values in phases + tails),
                 number(median(cell.requests_per_s for cell in cells)),
-                number(median(cell.concurrency for cell in cells)),
+                number(median(cell.concurrency for cell in cells) if wait_s else None),
                 number(median(per_core) if per_core else None),
                 share(max(cell.load_cpu for cell in cells)),
                 errors_of(cells),
@@ -99,14 +99,26 @@ def max_batch_table(run: Run) -> Table:
     rows = []
     for (mode, wait_s), batch in sorted(max_batches(run.cells()).items()):
         cores = run.info.server_cores
-        rows.append(
-            [mode, f"{wait_s:g} s", f"{batch:,}" if batch else "none", number(batch / cores if cores else None)]
-        )
+        shown, per_core = _batch(run, (mode, wait_s), batch), number(batch / cores if cores else None)
+        rows.append([mode, _wait(wait_s), shown, f"≥ {per_core}" if shown.startswith("≥") and cores else per_core])
     return Table(
         f"Max batch: the largest with {SUCCESS_GOAL:.0%} success in every repetition",
         ["mode", "wait", "max batch", "per core"],
         rows,
     )
+
+
+def _wait(seconds: float) -> str:
+    """How long a step sleeps, where that is known: an action of the user's own takes what it takes."""
+    return f"{seconds:g} s" if seconds else "–"
+
+
+def _batch(run: Run, key: tuple[str, float], batch: int) -> str:
+    """The largest batch that was borne; if no larger one was tried, more may be."""
+    if not batch:
+        return "none"
+    largest = max(cell.sessions for cell in run.cells() if (cell.mode, cell.wait_s) == key)
+    return f"≥ {batch:,}" if batch == largest else f"{batch:,}"
 
 
 def infrastructure_table(runs: Sequence[Run]) -> Table | None:
@@ -122,7 +134,7 @@ def infrastructure_table(runs: Sequence[Run]) -> Table | None:
             cells = [cell for cell in run.cells() if (cell.mode, cell.wait_s, cell.sessions) == (mode, wait_s, batch)]
             rows.append(
                 [
-                    *(run.info.label, mode, f"{wait_s:g} s", f"{batch:,}" if batch else "none"),
+                    *(run.info.label, mode, _wait(wait_s), _batch(run, (mode, wait_s), batch)),
                     *("–" if cores is None else str(cores), number(batch / cores if cores else None)),
                     duration(median(cell.whole.p99 for cell in cells) if cells else None),
                     number(median(cell.requests_per_s for cell in cells) if cells else None),
@@ -158,7 +170,7 @@ def _steady_row(window: SteadyWindow) -> list[str]:
 def loop_of(window: SteadyWindow) -> str:
     """How the steps came: at a fixed rate, or each after the last."""
     if window.rate is not None:
-        return f"open, {window.rate:,.0f}/s"
+        return f"open, {window.rate:,g}/s"
     return f"closed, think {window.think_s:g} s" if window.think_s else "closed"
 
 
@@ -190,6 +202,8 @@ def errors_of(results: Iterable[StormCell | SteadyWindow]) -> str:
     died = False
     for result in results:
         total.update(result.errors)
+        if isinstance(result, SteadyWindow) and result.unanswered:
+            total["unanswered"] += result.unanswered
         died |= result.server_died
     said = [f"{count}× {kind}" for kind, count in total.most_common(3)]
     said += [f"{len(total) - 3} more kinds"] if len(total) > 3 else []
@@ -213,6 +227,14 @@ def warnings_of(results: Sequence[object]) -> list[str]:
             f"Other programs used up to {max(others):.1f} cores of this machine meanwhile. Repeat it without them: on "
             f"a machine that others load, even a server's CPU per step has been seen to double."
         )
+    words: dict[str, str] = {}
+    for result in measured:
+        words = result.said | words
+    said += [f"{kind}, in the server's words: {text}" for kind, text in words.items() if text]
+    if "VALIDATION_ERROR" in words:
+        said.append("If that is about the action, --action gives another.")
+    if any("HTTP 401" in result.errors for result in measured):
+        said.append("The server asks for a token: set ENVHIVE_TOKEN.")
     late = [window.lag.p99 for window in windows if window.lag.count]
     if max(late, default=0.0) > 0.005:
         said.append(

@@ -72,8 +72,12 @@ def storm(
     from envhive.bench.load import LoadFleet
     from envhive.bench.storm import run_storms
 
+    if action is not None and waits is not None:
+        raise ConfigurationError(
+            "--waits is for the benchmark environments, whose steps sleep; --action is another step."
+        )
     default_sessions = plans.FULL_SESSIONS if full else plans.SMALL_SESSIONS
-    default_waits = plans.FULL_WAITS if full else plans.SMALL_WAITS
+    default_waits = plans.NO_WAITS if action is not None else plans.FULL_WAITS if full else plans.SMALL_WAITS
     plan = plans.StormPlan(
         sessions=default_sessions if sessions is None else plans.parse_counts(sessions),
         waits=default_waits if waits is None else plans.parse_waits(waits),
@@ -171,7 +175,7 @@ def steady(
 @click.option("--start", type=_POSITIVE, help="First level.  [default: 32 sessions, 250 steps/s]")
 @click.option("--limit", type=_POSITIVE, help="Last level.  [default: 16384 sessions, 256000 steps/s]")
 @click.option("--sessions", type=click.IntRange(1), default=64, show_default=True, help="Of a ramp of rates.")
-@click.option("--think", type=click.FloatRange(0, 3600), default=1.0, show_default=True, help="Of a ramp of sessions.")
+@click.option("--think", type=click.FloatRange(0, 3600), help="Seconds, of a ramp of sessions.  [default: 1]")
 @click.option("--p99", type=_POSITIVE, default=0.25, show_default=True, help="Seconds that p99 may reach.")
 @click.option(
     "--success", type=click.FloatRange(0, 1), default=0.95, show_default=True, help="Share that must succeed."
@@ -186,7 +190,7 @@ def knee(
     start: float | None,
     limit: float | None,
     sessions: int,
-    think: float,
+    think: float | None,
     p99: float,
     success: float,
     seconds: float,
@@ -201,12 +205,14 @@ def knee(
     from envhive.bench.plan import KneePlan, parse_action
 
     of_rates = ramp == "rate"
+    if of_rates and think is not None:
+        raise ConfigurationError("A ramp of rates fixes when steps are sent, so --think has no place beside it.")
     plan = KneePlan(
         ramp=ramp,
         start=start or (250.0 if of_rates else 32.0),
         limit=limit or (256_000.0 if of_rates else 16_384.0),
         sessions=sessions,
-        think_s=think,
+        think_s=1.0 if think is None else think,
         p99_limit_s=p99,
         success_goal=success,
         seconds=seconds,
@@ -292,7 +298,7 @@ def plot(runs: tuple[Path, ...], out: Path | None, labels: tuple[str, ...]) -> N
     """Draw finished runs again: several of them together, to compare infrastructures."""
     prepare({})
     from envhive.bench import screen
-    from envhive.bench.records import load_run
+    from envhive.bench.records import RUN_FILE, load_run, told_apart
     from envhive.bench.report import write_report
     from envhive.bench.tables import infrastructure_table, tables_of
 
@@ -301,10 +307,14 @@ def plot(runs: tuple[Path, ...], out: Path | None, labels: tuple[str, ...]) -> N
     if out is None and len(runs) > 1:
         raise ConfigurationError("Several runs together need a folder to be drawn in: give --out.")
     names = [*labels, *[None] * (len(runs) - len(labels))]
-    loaded = [load_run(folder, label) for folder, label in zip(runs, names, strict=True)]
+    if out is not None and (out / RUN_FILE).exists() and out.resolve() not in {folder.resolve() for folder in runs}:
+        raise ConfigurationError(f"{out} has the results and the report of another run: give --out another folder.")
+    loaded = told_apart([load_run(folder, label) for folder, label in zip(runs, names, strict=True)], runs)
     console = screen.console()
     for table in (table for finished in loaded if finished.results for table in tables_of(finished)):
         screen.show(console, table)
     if (together := infrastructure_table(loaded)) is not None:
         screen.show(console, together)
+    for text in dict.fromkeys(text for finished in loaded for text in finished.info.notes):
+        screen.remark(console, text, warning=True)
     screen.remark(console, f"Report: {write_report(loaded, out or runs[0])}")

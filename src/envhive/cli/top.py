@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -40,24 +40,23 @@ class Look:
 
 @dataclass(slots=True)
 class Pace:
-    """How fast things go, between two looks or, at first, since the server's start."""
+    """How fast things go, between two looks."""
 
     now: Look
-    before: Look | None = field(default=None)
+    before: Look
 
     @property
     def seconds(self) -> float:
-        return max(1e-9, self.now.health["uptime_s"] if self.before is None else self.now.at - self.before.at)
+        return max(1e-9, self.now.at - self.before.at)
 
     def rate(self, name: str) -> float:
         """How often a second. A worker that was replaced counts from nothing, which is no negative pace."""
-        before = 0.0 if self.before is None else self.before.counts.get(name, 0.0)
-        return max(0.0, self.now.counts.get(name, 0.0) - before) / self.seconds
+        return max(0.0, self.now.counts.get(name, 0.0) - self.before.counts.get(name, 0.0)) / self.seconds
 
     def quantile(self, share: float) -> float | None:
         """The time that this share of the steps stayed within, as well as the histogram tells; None without steps."""
-        before = {} if self.before is None else self.before.buckets
-        within = {bound: count - before.get(bound, 0.0) for bound, count in sorted(self.now.buckets.items())}
+        before, now = self.before.buckets, sorted(self.now.buckets.items())
+        within = {bound: count - before.get(bound, 0.0) for bound, count in now}
         total = max(within.values(), default=0.0)
         if total <= 0:
             return None
@@ -93,7 +92,7 @@ def parse_metrics(text: str) -> tuple[dict[str, float], dict[float, float]]:
 @click.option(
     "--interval", type=click.FloatRange(min=0.2), default=1.0, show_default=True, help="Seconds between looks."
 )
-@click.option("--once", is_flag=True, help="Look once, print it, and end. So it is where the output is no terminal.")
+@click.option("--once", is_flag=True, help="Print one interval, and end. So it is where the output is no terminal.")
 def top(url: str, interval: float, once: bool) -> None:
     """Watch the server at URL: its sessions, its pace, its failures. Ctrl-C ends it.
 
@@ -103,13 +102,13 @@ def top(url: str, interval: float, once: bool) -> None:
     from rich.live import Live
 
     server, console = RunningServer(url), Console()
-    look = Look.at_server(server, time.monotonic())
+    before = Look.at_server(server, time.monotonic())
+    time.sleep(interval)
+    look, trouble = Look.at_server(server, time.monotonic()), ""
     if once or not console.is_terminal:
-        console.print(picture(server.url, Pace(look), most=len(look.sessions)))
+        console.print(picture(server.url, Pace(look, before), most=len(look.sessions)))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        before: Look | None = None
-        trouble = ""
         while True:
             most = max(_FEWEST, console.height - _CHROME_LINES - len(look.health["workers"]))
             live.update(picture(server.url, Pace(look, before), most, trouble), refresh=True)
@@ -130,11 +129,12 @@ def picture(url: str, pace: Pace, most: int, trouble: str = "") -> Group:
 
     look = pace.now
     health = look.health
-    style = {"healthy": "green", "degraded": "yellow", "draining": "yellow"}.get(health["status"], "red")
+    status = f"does not answer, was {health['status']}" if trouble else health["status"]
+    style = {"healthy": "green", "degraded": "yellow", "draining": "yellow"}.get(status, "red")
     head = Text.assemble(
         (url, "bold"),
         "  ",
-        (health["status"], style),
+        (status, style),
         f"  up {duration(health['uptime_s'])}  EnvHive {health['version']}",
     )
     parts: list[Any] = [head, *(Text(f"  {reason}", style="yellow") for reason in health["reasons"])]

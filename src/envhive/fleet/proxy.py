@@ -123,8 +123,10 @@ class Proxy:
         return self._folder / f"admin-{number}.sock"
 
     def _reserve_port(self) -> None:
-        """Have a port that is ours, and that Envoys can still share."""
+        """Have a port that is ours, and that our Envoys can still share."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        if self._port:
+            self._must_be_free(family)
         self._reservation = socket.socket(family, socket.SOCK_STREAM)
         self._reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
@@ -132,6 +134,15 @@ class Proxy:
         except OSError as error:
             raise ProviderError(f"Cannot listen on {self._host}:{self._port}: {error.strerror}.") from None
         self._port = self._reservation.getsockname()[1]
+
+    def _must_be_free(self, family: int) -> None:
+        """Another fleet's Envoys would share theirs with ours, and clients would be dealt out between the two."""
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self._host, self._port))
+            except OSError as error:
+                raise ProviderError(f"Cannot listen on {self._host}:{self._port}: {error.strerror}.") from None
 
     def _run(self, number: int) -> Guarded:
         assert self._folder is not None
