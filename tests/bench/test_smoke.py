@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from envhive.bench import procfs
-from envhive.bench.records import Run, load_run
+from envhive.bench.records import Run, load_run, told_apart
+from tests.bench import samples
 from tests.integration.conftest import CACHE
 from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
 
@@ -251,6 +252,15 @@ def test_runs_are_drawn_together(tmp_path: Path) -> None:
     assert "renamed" in page
     assert "box two" in page
     assert "box one" not in page.split("<img")[0].replace("&#x27;box one&#x27;", "")
+    command = [ENVHIVE, "bench", "plot", "one/run", "--out", "two/run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "of another run" in done.stderr) == (2, True)
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders() -> None:
+    runs = [Run(samples.info(label=label), []) for label in ("here", "here", "there")]
+    folders = [Path("a/one"), Path("a/two"), Path("three")]
+    assert [run.info.label for run in told_apart(runs, folders)] == ["here (one)", "here (two)", "there"]
 
 
 @pytest.mark.alone

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -53,6 +54,8 @@ def test_a_fleet_goes_up_is_looked_at_scaled_replaced_and_goes_down(shell: Shell
     try:
         assert "default" in shell.fleet("list")
         assert "up already" in shell.fleet("up", "echo", code=2)
+        port = str(urlsplit(shell.status()["url"]).port)
+        assert "Cannot listen" in shell.fleet("up", "benchmark", "--name", "rival", "--port", port, code=1)
         shell.fleet("scale", "2")
         status = shell.status()
         assert (status["replicas"], status["max_sessions"]) == (2, 14)
