@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from envhive import GenericEnvClient
-from envhive.errors import ConnectionLostError, InvalidMessageError, SessionNotFoundError
-from tests.support.envs import async_counting, counting
+from envhive.errors import ConnectionLostError, InvalidMessageError, MessageTooLargeError, SessionNotFoundError
+from tests.support.envs import Seen, async_counting, counting
 from tests.support.processes import ServerProcess, envhive_serve
 from tests.support.proxies import CuttingProxy, cutting_proxy
 from tests.support.servers import Lane, Running, ask, eventually, receive, serving
@@ -162,6 +162,29 @@ def refusal_by(server: Running) -> str:
         reply = ask(ws, {"type": "reset"})
         assert reply["data"]["code"] == "CAPACITY_REACHED"
         return str(reply["data"]["message"])
+
+
+@BOTH_LANES
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_reply_that_the_client_has_no_room_for_is_told_at_once_and_costs_nothing_else(
+    lane: Lane, resume: bool
+) -> None:
+    def step(self: Any, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Seen:
+        self.total += 1
+        return Seen(total=self.total, got={"much": "x" * action.by})
+
+    async def ask_for_much(url: str) -> None:
+        async with GenericEnvClient(url, max_message_size_mb=1, resume=resume) as client:
+            await client.reset()
+            with pytest.raises(MessageTooLargeError, match="max_message_size_mb"):
+                await client.step({"by": 2_000_000})
+            if resume:
+                assert (await client.step({"by": 1})).observation["total"] == 2
+
+    env = counting(step=step)
+    with serving(env, lane, max_concurrent_envs=2) as server:
+        asyncio.run(asyncio.wait_for(ask_for_much(server.url), 20))
+    assert env.journal.count("make") == 1
 
 
 def test_a_client_that_says_goodbye_leaves_no_lease_behind() -> None:

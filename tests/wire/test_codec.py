@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from decimal import Decimal
+from enum import Enum
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +33,10 @@ values = st.recursive(
     max_leaves=12,
 )
 objects = st.dictionaries(st.text(), values, max_size=5)
+
+
+class Colour(Enum):
+    RED = "red"
 
 
 def same(one: Any, other: Any) -> bool:
@@ -156,6 +163,37 @@ def test_a_reward_that_json_has_no_word_for_is_told_once(reward: float, caplog: 
         f"The reward of a Scored is {reward}",
         f"The reward of a Plain is {reward}",
     ]
+
+
+class Loose(Observation):
+    reward: Any = None
+    done: Any = False
+
+
+@pytest.mark.parametrize("reward", ["good", "0.5", [1, 2], {"a": 1}, Colour.RED])
+def test_a_reward_that_is_no_number_is_refused(reward: Any) -> None:
+    for observation in (Loose(reward=reward), {"reward": reward}):
+        with pytest.raises(TypeError, match="a reward must be a number or None"):
+            encode_observation(observation)
+
+
+@pytest.mark.parametrize(
+    ("reward", "sent"), [(np.float32(0.5), 0.5), (np.int64(3), 3), (Decimal("0.25"), 0.25), (np.bool_(True), True)]
+)
+def test_numbers_of_all_kinds_are_rewards(reward: Any, sent: float) -> None:
+    assert json.loads(payload_of(encode_observation(Loose(reward=reward))))["reward"] == sent
+
+
+@pytest.mark.parametrize("done", ["no", [], {}])
+def test_what_is_neither_done_nor_not_is_refused(done: Any) -> None:
+    for observation in (Loose(done=done), {"done": done}):
+        with pytest.raises(TypeError, match="done must be True or False"):
+            encode_observation(observation)
+
+
+@pytest.mark.parametrize(("done", "sent"), [(np.bool_(True), True), (np.bool_(False), False), (1, True), (None, False)])
+def test_truths_of_all_kinds_are_done(done: Any, sent: bool) -> None:
+    assert json.loads(payload_of(encode_observation(Loose(done=done))))["done"] is sent
 
 
 def test_arrays_become_lists() -> None:

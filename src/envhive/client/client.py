@@ -255,10 +255,15 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             transport = self._same_session(transport) or transport  # another task may have come back meanwhile
             self._requests += 1
             number = self._requests
+            began, pause = time.monotonic(), 0.0
             while True:
                 try:
                     return await transport.request(kind, data, timeout, number=number, timeout_s=timeout_s)
                 except ConnectionLostError:
+                    if timeout is not None and time.monotonic() - began + pause > timeout:
+                        raise  # each connection is lost in turn, perhaps because of the very reply
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                     async with self._home.connecting:
                         resumed = await self._resume(transport)
                     if resumed is None:

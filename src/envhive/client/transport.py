@@ -312,14 +312,18 @@ class Transport(WSListener):
             self._hello = asyncio.get_running_loop().create_future()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        if frame.msg_type == WSMsgType.CLOSE:
+        if _sent_code(transport) == WSCloseCode.MESSAGE_TOO_BIG:
+            # picows has given up on a frame. What comes after its head may be anything, or the server's goodbye.
+            self._too_large()
+            self.abort()
+        elif frame.msg_type == WSMsgType.CLOSE:
             self._server_closes(transport, frame)
         elif frame.msg_type != WSMsgType.PONG and not transport.is_close_frame_sent:
             self._parts.append(frame.get_payload_as_bytes())
             self._parts_size += frame.payload_size
             if self._parts_size > self._max_size:
                 self._parts = []
-                self.end(MessageTooLargeError(f"The server's reply is larger than {self._max_size} bytes"))
+                self._too_large()
                 self._hang_up(WSCloseCode.MESSAGE_TOO_BIG)
             elif frame.fin:
                 payload = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -327,14 +331,14 @@ class Transport(WSListener):
                 self._receive(payload)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
-        sent = transport.close_handshake.sent if transport.close_handshake is not None else None
-        if sent is not None and sent.code == WSCloseCode.MESSAGE_TOO_BIG:
-            self.end(MessageTooLargeError(f"The server's reply is larger than {self._max_size} bytes"))
+        code = _sent_code(transport)
+        if code == WSCloseCode.MESSAGE_TOO_BIG:
+            self._too_large()
         self.was_cut = self._ended is None
         self.lost_at = time.monotonic()
         self.end(ConnectionLostError(f"The connection to {self.url} was lost"))
         self._closed.set()
-        if sent is not None and sent.code != WSCloseCode.OK:
+        if code is not None and code != WSCloseCode.OK:
             # picows keeps the exception that made it give up for whoever waits, and nobody would.
             _background.add(task := asyncio.get_running_loop().create_task(_retrieve(transport)))
             task.add_done_callback(_background.discard)
@@ -377,6 +381,13 @@ class Transport(WSListener):
             self.end(error)  # the server says why there is no session
             self._hang_up(WSCloseCode.OK)
 
+    def _too_large(self) -> None:
+        self.end(
+            MessageTooLargeError(
+                f"The server's reply is larger than {self._max_size} bytes, which is this client's max_message_size_mb"
+            )
+        )
+
     def _out_of_step(self, error: BadReplyError) -> BadReplyError:
         """What came is no reply. Whose is the next one? Nobody can tell, so there will be none."""
         self.end(error)
@@ -396,6 +407,13 @@ class Transport(WSListener):
         assert self._ws is not None
         self._ws.send_close(code)
         self._ws.disconnect()
+
+
+def _sent_code(transport: WSTransport) -> WSCloseCode | None:
+    """What this side closed the WebSocket with, if it has."""
+    if not transport.is_close_frame_sent or transport.close_handshake is None:
+        return None
+    return None if transport.close_handshake.sent is None else transport.close_handshake.sent.code
 
 
 class _Dialing:

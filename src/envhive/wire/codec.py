@@ -11,6 +11,7 @@ import inspect
 import json
 import logging
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -27,6 +28,8 @@ REQUEST_TYPES: Final = frozenset({"reset", "step", "state", "mcp", "close"})
 _REWARD_AND_DONE: Final = {"reward", "done"}
 M = TypeVar("M", bound=Message)
 _NUMBERS: Final = frozenset({float, int, bool, type(None)})
+_BEGINS_A_NUMBER: Final = frozenset(bytes([byte]) for byte in b"-0123456789tfn")
+"""Or true, false, null."""
 _LARGEST_ECHO: Final = 64 * 1024
 """An invalid action larger than this is not sent back inside its own error."""
 
@@ -250,10 +253,10 @@ def encode_observation(observation: Any) -> bytes:
         reward, done = getattr(observation, "reward", None), getattr(observation, "done", False)
         metadata = getattr(observation, "metadata", None)
     # What is not a number becomes null either way; pydantic's `to_json` keeps 1 kB for each thread that ever called it.
-    number = _encode_number(reward) if type(reward) in _NUMBERS else _to_json(reward)
+    number = _encode_number(reward) if type(reward) in _NUMBERS else _encode_unusual_number(reward)
     if number == b"null" and reward is not None:
         _say_that_a_reward_is_lost(cls, reward)
-    rest = b',"done":true' if done else b',"done":false'
+    rest = b',"done":false' if done is False or not _is_done(done) else b',"done":true'
     if metadata:
         rest += b',"metadata":' + _to_json(metadata)
     return b'{"type":"observation","data":{"observation":%b,"reward":%b%b}}' % (fields, number, rest)
@@ -279,7 +282,9 @@ def _encode_unusual_observation(observation: Any) -> bytes:
             f"an observation must be a model, a dataclass or a dict, but reset or step returned "
             f"{type(observation).__name__}"
         )
-    payload = {"reward": document.pop("reward", None), "done": bool(document.pop("done", False))}
+    payload = {"reward": document.pop("reward", None), "done": _is_done(document.pop("done", False))}
+    if type(payload["reward"]) not in _NUMBERS:
+        raise _no_reward(payload["reward"])
     if payload["reward"] is None:
         reward = fields.get("reward") if isinstance(fields, dict) else getattr(fields, "reward", None)
         if reward is not None:
@@ -287,6 +292,28 @@ def _encode_unusual_observation(observation: Any) -> bytes:
     metadata = document.get("metadata")
     data = {"observation": document, **payload, **({"metadata": metadata} if metadata else {})}
     return b'{"type":"observation","data":%b}' % _to_json(data)
+
+
+def _encode_unusual_number(reward: Any) -> bytes:
+    """Scalars of numpy and the like, and subclasses of numbers; a trainer would add up nothing else."""
+    number = _to_json(float(reward) if isinstance(reward, Decimal) else reward)
+    if number[:1] not in _BEGINS_A_NUMBER:
+        raise _no_reward(reward)
+    return number
+
+
+def _no_reward(reward: Any) -> TypeError:
+    return TypeError(f"a reward must be a number or None, not {type(reward).__name__} ({reward!r:.50})")
+
+
+def _is_done(done: Any) -> bool:
+    """Whether an observation says so: True and False, 1 and 0, also those of numpy, or None; but not "no"."""
+    if done is None or isinstance(done, (bool, int, float)):
+        return bool(done)
+    plain = done.tolist() if callable(getattr(done, "tolist", None)) else done
+    if not isinstance(plain, (bool, int, float)):
+        raise TypeError(f"done must be True or False, not {type(done).__name__} ({done!r:.50})")
+    return bool(plain)
 
 
 _lost_rewards: set[type] = set()
