@@ -94,10 +94,39 @@ def test_a_client_connects_when_it_is_first_used_and_not_before(server: Running)
 
 def test_the_first_use_may_be_state_or_step(server: Running) -> None:
     async def go() -> None:
+        async with GenericEnvClient(server.url) as client:
+            assert await client.state() == {}
+        async with GenericEnvClient(server.url) as client:
+            assert (await client.step({"do": "metadata"})).done
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+def test_a_time_limit_that_is_none_is_refused_before_the_step_runs(
+    server: Running, env: type[Counting], seconds: float
+) -> None:
+    async def go() -> None:
+        async with GenericEnvClient(server.url) as client:
+            await client.reset()
+            with pytest.raises(ValueError, match="timeout_s"):
+                await client.step({}, timeout_s=seconds)
+
+    asyncio.run(go())
+    assert env.journal.count("step") == 0
+
+
+def test_a_closed_client_steps_in_no_other_environment_until_it_is_reset(server: Running, env: type[Counting]) -> None:
+    async def go() -> None:
         client = GenericEnvClient(server.url)
-        assert await client.state() == {}
+        await client.reset()
         await client.close()
-        assert (await client.step({"do": "metadata"})).done
+        for ask in (lambda: client.step({}), client.state):
+            with pytest.raises(ConnectionLostError, match="The client was closed"):
+                await ask()
+        assert env.journal.count("make") == 1
+        assert (await client.reset()).observation["total"] == 0
+        await client.step({})
         await client.close()
 
     asyncio.run(go())
@@ -764,20 +793,6 @@ def test_the_clients_own_time_out_holds_for_reset_step_and_state(gate: Gate) -> 
         asyncio.run(go(server.url))
 
 
-def test_a_time_out_of_zero_is_not_the_default_one(gate: Gate) -> None:
-    async def go(url: str) -> None:
-        async with GenericEnvClient(url, message_timeout_s=0.5, headers=LAYER_1) as client:
-            await client.reset()
-            try:
-                with pytest.raises(RequestTimeoutError, match="within 0 s"):
-                    await client.step({"do": "wait"}, timeout_s=0)
-            finally:
-                gate.open()
-
-    with serving(gate.environment(), "fast") as server:
-        asyncio.run(go(server.url))
-
-
 @pytest.mark.parametrize("how", ["cancel", "wait_for"])
 def test_after_a_cancellation_the_late_reply_is_dropped_and_the_next_call_gets_its_own(gate: Gate, how: str) -> None:
     async def go(url: str) -> None:
@@ -825,10 +840,10 @@ def test_a_call_cancelled_while_it_connects_leaves_the_client_usable() -> None:
 
         def behave(peer: Peer) -> None:
             nonlocal first
-            loop.call_soon_threadsafe(arrivals.put_nowait, None)
             if first:
                 first = False
                 peer.read_request()
+                loop.call_soon_threadsafe(arrivals.put_nowait, None)
                 peer.wait_until_gone()
             else:
                 peer.shake_hands()

@@ -244,13 +244,13 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def _request(self, transport: Transport, kind: str, data: Any = None, timeout_s: float | None = None) -> Any:
         """Ask once, over as many connections as it takes."""
         assert self._home is not None
+        if timeout_s is not None and not timeout_s > 0:  # also true for nan; the step would run, and nobody hear of it
+            raise ValueError(f"timeout_s must be a number of seconds above 0, not {timeout_s!r}")
         timeout = self._options.message_timeout_s if timeout_s is None else timeout_s
         if transport.lease is None:
             return await transport.request(kind, data, timeout)
-        if timeout_s is not None and timeout_s > 0:
+        if timeout_s is not None:
             timeout = timeout_s + _ANSWERING_S
-        else:
-            timeout_s = None
         async with self._home.asking:  # one at a time, so that at most one reply can be lost
             transport = self._same_session(transport) or transport  # another task may have come back meanwhile
             self._requests += 1
@@ -360,6 +360,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             if transport is not None and not may_reconnect:
                 return transport  # open, or knowing why it is not
             closings = self._closings
+            if closings and not may_reconnect:  # a session of its own would be another environment, never reset
+                raise ConnectionLostError("The client was closed. reset() or connect() opens a new session.")
             if transport is not None and not transport.is_open and (resumed := await self._resume(transport)):
                 return resumed  # also for a reset: a new session would need a second place
             if transport is None or not transport.is_open:
