@@ -279,6 +279,17 @@ def test_a_process_killed_while_idle_is_noticed_and_replaced(env: type[Wild]) ->
     run(hive_for(env), scenario)
 
 
+@pytest.mark.parametrize("env", [Wild, AsyncWild])
+def test_a_forked_child_that_comes_back_answers_nothing(env: type[Wild]) -> None:
+    async def scenario(hive: Hive) -> None:
+        session, pid = await opened(hive)
+        forked = await do(session, "fork")
+        assert (forked["found"], forked["pid"]) == (1, pid)
+        assert [(await do(session))["total"] for _ in range(3)] == [1, 2, 3]
+
+    run(hive_for(env), scenario)
+
+
 def test_an_answer_given_before_the_end_is_heard() -> None:
     async def scenario(hive: Hive) -> None:
         session, _ = await opened(hive)

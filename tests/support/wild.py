@@ -66,6 +66,11 @@ class Wild(Environment[Deed, Outcome, State]):
     def add(self, action: Deed) -> None:
         self.total += action.by
 
+    def fork(self, action: Deed) -> int | None:
+        """A child that should have become another program, and comes back instead."""
+        child = os.fork()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else None
+
     def segfault(self, action: Deed) -> None:
         faulthandler.disable()  # the test runner's, which would print a page for each
         ctypes.string_at(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 import pickle
 import socket
@@ -22,6 +23,8 @@ from envhive.server.calls import Calls
 from envhive.server.logs import LogTag, set_tag
 from envhive.server.notes import send_notes_by
 from envhive.server.runner import LoopRunner
+
+logger: Final = logging.getLogger("envhive.environment")
 
 CHUNK: Final = 64 * 1024
 """Bytes to read at once. From 128 kB on, each read has memory mapped and unmapped, and a step costs twice the CPU."""
@@ -73,6 +76,7 @@ class Resident:
 
     def __init__(self, link: socket.socket, calls: Calls) -> None:
         self._link = link
+        self._pid = os.getpid()
         tag = LogTag("")
         set_tag(tag)  # all that this process logs is about the one session
         self._runner = LoopRunner(calls, None, tag)
@@ -144,6 +148,10 @@ class Resident:
             self._left.set_result(None)
 
     def _answer(self, result: Any, error: EnvHiveError | None) -> None:
+        if os.getpid() != self._pid:
+            # It shares our socket, and its answer would be taken for that of the next step.
+            logger.error("A process that the environment forked came back from its code, and was ended")
+            os._exit(1)
         try:
             data = pack((result, error))
         except Exception as failure:  # what it is to say may be of any class, with any __reduce__
