@@ -24,7 +24,8 @@ class Treasure(MCPEnvironment):
 
     def step(self, action, timeout_s=None, **kwargs):
         observation = super().step(action, timeout_s=timeout_s, **kwargs)
-        observation.reward, observation.done = float(self.found), self.found
+        if getattr(observation, "error", None) is None:  # a call that failed is no dig
+            observation.reward, observation.done = float(self.found), self.found
         return observation
 
     @property

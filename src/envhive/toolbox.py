@@ -40,6 +40,9 @@ Outcome = dict[str, Any] | ToolError
 
 TIMEOUT_S: Final = 30.0
 """How long a coroutine may take that was given no time. A plain function cannot be stopped: a server gives up on it."""
+_AHEAD_S: Final = 0.2
+_AHEAD: Final = 0.8
+"""Of a time limit: a coroutine is told so many seconds before it, or at this share of it, if that is later."""
 
 _env: ContextVar[Any] = ContextVar("envhive_tool_env")
 _listener: ContextVar[Listener | None] = ContextVar("envhive_tool_listener", default=None)
@@ -186,12 +189,13 @@ class Toolbox:
         return outcome
 
     async def _call_found(self, found: FunctionTool, arguments: dict[str, Any], timeout_s: float | None) -> Outcome:
-        limit = TIMEOUT_S if timeout_s is None else timeout_s
+        # A server gives the whole step as long, and ends a session whose thread it cannot stop: be first.
+        limit = TIMEOUT_S if timeout_s is None else max(timeout_s - _AHEAD_S, timeout_s * _AHEAD)
         try:
             async with asyncio.timeout(limit) as scope:
                 return _finished(found, await self._run_tool(found, arguments))
         except TimeoutError as error:
-            return _timed_out(found.name, limit) if scope.expired() else _failure(found.name, error)
+            return _timed_out(found.name, timeout_s or limit) if scope.expired() else _failure(found.name, error)
 
     async def _run_tool(self, found: FunctionTool, arguments: dict[str, Any]) -> ToolResult:
         if self._goes_through_middleware(found):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envhive import GenericEnvClient
+from envhive import Action, GenericEnvClient, MCPEnvironment, Observation, State, tool
 from envhive.errors import ConnectionLostError, SessionError, StepTimeoutError
 from tests.support.envs import Counting, Hanging, Move, Seen, async_counting, counting
 from tests.support.servers import Lane, Running, ask, eventually, receive, reset, serving, step
@@ -206,3 +206,38 @@ def test_a_step_that_only_waits_for_a_shared_thread_does_not_end_its_session() -
         outcomes = asyncio.run(all_of_them(server.url))
     assert "lost" not in outcomes
     assert "in time" in outcomes
+
+
+class Slow(MCPEnvironment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+        return Observation()
+
+    @tool
+    async def dawdle(self, seconds: float) -> str:
+        """Take so long."""
+        await asyncio.sleep(seconds)
+        return "done"
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+@BOTH_LANES
+def test_a_tool_that_takes_too_long_is_an_error_in_its_observation_and_the_session_goes_on(lane: Lane) -> None:
+    def dawdling(seconds: float) -> dict[str, Any]:
+        return {"type": "call_tool", "tool_name": "dawdle", "arguments": {"seconds": seconds}}
+
+    async def go(url: str) -> None:
+        async with GenericEnvClient(url) as client:
+            await client.reset()
+            late = await client.step(dawdling(60), timeout_s=1)
+            assert late.observation["error"]["error_type"] == "timeout"
+            assert late.reward is None
+            assert (await client.step(dawdling(0), timeout_s=30)).observation["error"] is None
+
+    with serving(Slow, lane, action_cls=Action, observation_cls=Observation) as server:
+        asyncio.run(go(server.url))
+        server.wait_until_empty()
