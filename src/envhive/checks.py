@@ -18,7 +18,7 @@ from envhive.inspection import declared_types, factory_name, plan_for, takes_too
 from envhive.samples import legal_move, sample_instance, sample_value, schema_of
 from envhive.tools import CallToolAction, ListToolsAction, ListToolsObservation
 from envhive.types import Observation
-from envhive.wire.codec import encode_observation, encode_state, payload_of
+from envhive.wire.codec import encode_observation, encode_state, model_of, payload_of
 
 Level = Literal["error", "warning"]
 
@@ -396,7 +396,7 @@ class _Checker:
         document = json.loads(payload)
         beside = {name: document[name] for name in ("reward", "done") if name in declared.model_fields}
         try:
-            declared.model_validate({**document["observation"], **beside})
+            model_of(declared, {**document["observation"], **beside})
         except ValidationError as error:
             raise Broken(
                 f"a typed client cannot read back the observation of {method}: {_first_line(error)}.",

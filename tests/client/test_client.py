@@ -16,9 +16,19 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from envhive import ConcurrencyConfig, EnvClient, GenericEnvClient, MCPToolClient, State, StepResult
+from envhive import (
+    Action,
+    ConcurrencyConfig,
+    EnvClient,
+    Environment,
+    GenericEnvClient,
+    MCPToolClient,
+    Observation,
+    State,
+    StepResult,
+)
 from envhive.errors import (
     ConnectError,
     ConnectionLostError,
@@ -114,6 +124,40 @@ def test_a_time_limit_that_is_none_is_refused_before_the_step_runs(
 
     asyncio.run(go())
     assert env.journal.count("step") == 0
+
+
+class Letter(Action):
+    to: str = Field(alias="class")
+
+
+class Mail(Observation):
+    sender: str = Field("", alias="from")
+
+
+class Post(Environment[Letter, Mail, State]):
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Mail:
+        return Mail(**{"from": "the post"})
+
+    def step(self, action: Letter, timeout_s: float | None = None, **kwargs: Any) -> Mail:
+        return Mail(**{"from": action.to})
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+class PostClient(EnvClient[Letter, Mail, State]): ...
+
+
+@pytest.mark.parametrize("action", [Letter(**{"class": "b"}), {"class": "b"}], ids=["model", "dict"])
+def test_fields_with_aliases_arrive(action: Any) -> None:
+    async def go(url: str) -> None:
+        async with PostClient(url) as client:
+            assert (await client.reset()).observation.sender == "the post"
+            assert (await client.step(action)).observation.sender == "b"
+
+    with serving(Post, "fast", action_cls=Letter, observation_cls=Mail) as server:
+        asyncio.run(go(server.url))
 
 
 def test_a_closed_client_steps_in_no_other_environment_until_it_is_reset(server: Running, env: type[Counting]) -> None:

@@ -313,6 +313,8 @@ def test_a_step_that_never_ends_can_be_interrupted(tmp_path: Path) -> None:
             await stuck
         assert crashed.value.signal == "SIGKILL"
         assert not is_alive(pid)
+        with pytest.raises(EnvironmentCrashedError, match="The server ended the environment's process"):
+            await do(session)
         assert json.loads(await session.ask_reset({"seed": 2}))["observation"]["total"] == 2
 
     run(hive_for(functools.partial(Wild, journal)), scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import os
 import random
@@ -25,7 +26,7 @@ from envhive.errors import (
     SessionNotFoundError,
 )
 from envhive.types import StepResult
-from envhive.wire.codec import validation_failure
+from envhive.wire.codec import model_of, validation_failure
 
 if TYPE_CHECKING:
     from envhive.client.launch import Launch, Servers
@@ -382,11 +383,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         """The JSON object to send for an action."""
         if isinstance(action, dict) and self.action_cls is not None:
             try:
-                return self.action_cls.model_validate(action).model_dump()
+                return _dumped(self.action_cls.model_validate(action))
             except ValidationError as error:
                 raise validation_failure(error) from error
         if isinstance(action, BaseModel):
-            return action.model_dump()
+            return _dumped(action)
         return action if isinstance(action, dict) or not hasattr(action, "__dict__") else vars(action)
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
@@ -414,9 +415,22 @@ class GenericEnvClient(EnvClient[Any, dict[str, Any], dict[str, Any]]):
     """A client for any environment, in plain dicts: nothing of the environment needs to be installed."""
 
 
+def _dumped(action: BaseModel) -> dict[str, Any]:
+    return action.model_dump(by_alias=_goes_by_aliases(type(action)))
+
+
+@functools.cache
+def _goes_by_aliases(cls: type[BaseModel]) -> bool:
+    """Whether the server reads a model's fields by other names than theirs, under which they are also written."""
+    fields = cls.model_fields.values()
+    return any(field.validation_alias is not None for field in fields) and all(
+        field.validation_alias == field.serialization_alias for field in fields
+    )
+
+
 def _as_model(cls: type[Any], data: Any) -> Any:
     try:
-        return cls.model_validate(data)
+        return model_of(cls, data)
     except ValidationError as error:
         raise BadReplyError(f"What the server sent is no {cls.__name__}: {error}") from error
 

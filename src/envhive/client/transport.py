@@ -33,6 +33,7 @@ from envhive.errors import (
     SessionCapacityError,
     SessionExpiredError,
     SessionNotFoundError,
+    StepTimeoutError,
     UnauthorizedError,
     from_wire,
 )
@@ -398,6 +399,8 @@ class Transport(WSListener):
         code, reason = frame.get_close_code(), frame.get_close_reason() or ""
         number = getattr(code, "value", code)
         said = f"The server closed the connection ({number}{': ' + reason if reason else ''})"
+        if reason == StepTimeoutError.code:
+            said += ": a step took too long and could not be stopped, and its session with it. reset() opens another"
         self.end(
             MessageTooLargeError(said) if number == WSCloseCode.MESSAGE_TOO_BIG.value else ConnectionLostError(said)
         )

@@ -36,6 +36,7 @@ Fate = int | str
 
 _LOST: Final = "The process that environments are forked from was lost, and this one with it. `reset` starts another."
 _NO_NURSERY: Final = "The process that environments are forked from was lost, and no other could be started."
+_INTERRUPTED: Final = "The server ended the environment's process, as it took too long. reset() starts a new one."
 _LEFT_BEHIND: Final = "The session was left behind."
 
 
@@ -234,7 +235,7 @@ class Child:
         done, self._done = self._done, None
         self._on_death(fate)
         if done is not None:
-            done(None, failure_of(fate))
+            done(None, failure_of(fate, interrupted=not self.is_heard))
 
     def abandon(self) -> None:
         """Be as if it were dead: nobody waits for it any more."""
@@ -306,11 +307,13 @@ def _answer_in(body: bytes) -> tuple[Any, EnvHiveError | None]:
     return result, error
 
 
-def failure_of(fate: Fate) -> EnvHiveError:
-    """What the end of a process means to its client."""
+def failure_of(fate: Fate, *, interrupted: bool = False) -> EnvHiveError:
+    """What the end of a process means to its client; `interrupted` says that the server brought it about."""
     if isinstance(fate, str):
         return SessionError(fate)
     code = os.waitstatus_to_exitcode(fate)
+    if interrupted and code == -signal.SIGKILL:
+        return EnvironmentCrashedError(_INTERRUPTED, signal="SIGKILL")
     if code >= 0:
         return EnvironmentCrashedError(exit_code=code)
     try:
@@ -322,7 +325,7 @@ def failure_of(fate: Fate) -> EnvHiveError:
 class ProcessRunner(Runner):
     """Runs an environment in a process of its own. If that ends, `reset` starts another."""
 
-    __slots__ = ("_child", "_env_name", "_fate", "_link", "_on_closed", "_on_loop", "tag")
+    __slots__ = ("_child", "_env_name", "_fate", "_interrupted", "_link", "_on_closed", "_on_loop", "tag")
 
     def __init__(self, link: NurseryLink, session_id: str) -> None:
         self._link = link
@@ -331,6 +334,7 @@ class ProcessRunner(Runner):
         self._env_name = ""
         self._on_loop = False
         self._fate: Fate = _LEFT_BEHIND
+        self._interrupted = False
         self._on_closed: Done | None = None
 
     @property
@@ -389,7 +393,7 @@ class ProcessRunner(Runner):
 
     def _ask(self, what: str, args: tuple[Any, ...], done: Done) -> None:
         if self._child is None:
-            done(None, failure_of(self._fate))
+            done(None, failure_of(self._fate, interrupted=self._interrupted))
         else:
             self._child.ask(what, args, done)
 
@@ -420,13 +424,13 @@ class ProcessRunner(Runner):
 
     def _died(self, fate: Fate) -> None:
         child, self._child, self._fate = self._child, None, fate
+        self._interrupted = child is not None and not child.is_heard
         pid = None if child is None else child.pid
         if isinstance(fate, int) and self._on_closed is None and (child is None or child.is_heard):
             self._link.metrics.crashes += 1
         if fate != 0 or self._on_closed is None:
-            logger.warning(
-                "Session %s, process %s: %s", self.tag.session_id, pid, failure_of(fate), extra=self.tag.fields()
-            )
+            failure = failure_of(fate, interrupted=self._interrupted)
+            logger.warning("Session %s, process %s: %s", self.tag.session_id, pid, failure, extra=self.tag.fields())
         done, self._on_closed = self._on_closed, None
         if done is not None:
             done(None, None)

@@ -27,6 +27,7 @@ logger: Final = logging.getLogger("envhive.environment")
 REQUEST_TYPES: Final = frozenset({"reset", "step", "state", "mcp", "close"})
 _REWARD_AND_DONE: Final = {"reward", "done"}
 M = TypeVar("M", bound=Message)
+Model = TypeVar("Model", bound=BaseModel)
 _NUMBERS: Final = frozenset({float, int, bool, type(None)})
 _BEGINS_A_NUMBER: Final = frozenset(bytes([byte]) for byte in b"-0123456789tfn")
 """Or true, false, null."""
@@ -369,6 +370,16 @@ def encode_request(kind: str, data: Any = None, **extras: Any) -> bytes:
     except PydanticSerializationError as error:
         problem = _problem("json_type", str(error), None)
         raise InvalidMessageError(f"The {kind} cannot be sent as JSON", [problem]) from error
+
+
+def model_of(cls: type[Model], data: Any) -> Model:
+    """The model in a reply; raises pydantic's `ValidationError`. Servers write fields by their names, not aliases."""
+    try:
+        return cls.model_validate(data)
+    except PydanticValidationError:
+        if all(field.validation_alias is None for field in cls.model_fields.values()):
+            raise
+        return cls.model_validate(data, by_alias=True, by_name=True)
 
 
 def decode_reply(text: str | bytes) -> dict[str, Any]:
