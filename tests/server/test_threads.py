@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -11,9 +13,18 @@ from typing import Any
 import pytest
 
 from envhive.errors import EnvHiveError, ExecutionError
+from envhive.server import threads
 from envhive.server.threads import Mailbox, Pool, Worker
 
 STACK = 512 * 1024
+
+
+def futex_lists() -> int | None:
+    """How many the kernel has for this process's threads; None if it knows of none."""
+    if sys.platform != "linux":
+        return None
+    found = ctypes.CDLL(None).prctl(78, 2, 0, 0, 0)
+    return None if found < 0 else int(found)
 
 
 def on_a_loop(test: Callable[[Mailbox], Coroutine[Any, Any, None]]) -> None:
@@ -107,6 +118,17 @@ def test_an_answer_does_not_wait_for_the_jobs_behind_it() -> None:
         on_a_loop(test)
     finally:
         release.set()
+
+
+@pytest.mark.skipif(futex_lists() is None, reason="only Linux from 6.16 on has futex lists of a process's own")
+def test_where_there_are_many_threads_the_kernel_keeps_them_in_many_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "MANY_THREADS", 1)
+    monkeypatch.setattr(threads, "FUTEX_LISTS", 512)
+
+    async def test(mailbox: Mailbox) -> None:
+        assert await ask(Worker(mailbox), futex_lists) == 512
+
+    on_a_loop(test)
 
 
 def test_what_a_job_raises_is_its_answer() -> None:

