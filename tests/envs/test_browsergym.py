@@ -16,6 +16,7 @@ import pytest
 
 from envhive import GenericEnvClient
 from envhive.bench.procfs import tree
+from envhive.envs import CHROMIUM, HEADLESS_SHELL
 from envhive.envs.browsergym.models import BrowserAction, BrowserObservation
 from envhive.envs.browsergym.site import WARES
 from tests.support.families import in_another_process
@@ -25,7 +26,7 @@ from tests.support.wild import is_alive
 
 if find_spec("browsergym") is None or find_spec("playwright") is None:
     pytest.skip("browsergym-core is not installed", allow_module_level=True)
-if shutil.which("chromium") is None:
+if not any(map(shutil.which, (HEADLESS_SHELL, *CHROMIUM))):
     pytest.skip("chromium is not installed", allow_module_level=True)
 
 from envhive.envs.browsergym import BrowserGymEnvironment

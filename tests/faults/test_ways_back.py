@@ -99,8 +99,8 @@ def test_a_client_that_is_closed_while_it_looks_for_the_way_back_stays_closed() 
     async def go(url: str) -> None:
         client = GenericEnvClient(url)
         await client.reset()
-        with pytest.raises(EnvHiveError):
-            await asyncio.wait_for(client.step({"by": 1}, timeout_s=0), 5)
+        with pytest.raises((EnvHiveError, TimeoutError)):
+            await asyncio.wait_for(client.step({"by": 1}), 0.01)
         resetting = asyncio.create_task(client.reset())
         assert await asyncio.to_thread(looking.wait, 10)
         await client.close()
