@@ -109,7 +109,7 @@ def test_context_variables_last_from_one_coroutine_to_the_next(waits: bool) -> N
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_what_it_raises_is_its_answer(waits: bool) -> None:
+def test_what_it_raises_is_its_answer_and_in_the_log(waits: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def fail(error: BaseException) -> None:
         if waits:
             await asyncio.sleep(0)
@@ -123,6 +123,7 @@ def test_what_it_raises_is_its_answer(waits: bool) -> None:
             assert result is None
             assert isinstance(failure, ExecutionError)
             assert type(error).__name__ in str(failure)
+            assert (caplog.records[-1].levelname, type(error).__name__ in caplog.text) == ("ERROR", True)
 
     on_a_loop(test)
 

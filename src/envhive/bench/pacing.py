@@ -116,8 +116,9 @@ class Resident(WSListener):
             self.transport.send(WSMsgType.TEXT, self.window.step)
 
     def _answered(self, error: str | None, done: bool) -> None:
-        if self.window is not None and self.due:  # else an answer that nobody measures any more
-            self.window.answered(self.due.popleft(), clock(), error)
+        if self.window is None or not self.due:
+            return  # an answer that nobody measures any more
+        self.window.answered(self.due.popleft(), clock(), error)
         if done and self.transport is not None:
             self._resetting = True  # no step is for an episode that is over
             self.transport.send(WSMsgType.TEXT, _RESET)

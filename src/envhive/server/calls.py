@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -197,11 +196,7 @@ def attribute_stray(error: BaseException) -> EnvHiveError:
     """The same for what is no `Exception`: an environment may raise anything, and the server must live on."""
     if isinstance(error, EnvHiveError):
         return error
-    # In a process of its own, the environment's main thread is interrupted by the server, to end a step.
-    told_to = isinstance(error, asyncio.CancelledError) or (
-        isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
-    )
-    level = logging.DEBUG if told_to else logging.ERROR
+    level = logging.DEBUG if isinstance(error, asyncio.CancelledError) else logging.ERROR
     logger.log(level, "The environment raised %s", type(error).__name__, exc_info=error)
     return ExecutionError(f"{type(error).__name__}: {error}")
 
