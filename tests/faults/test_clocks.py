@@ -21,8 +21,8 @@ pytestmark = pytest.mark.integration
 ROOT: Final = Path(__file__).parents[2]
 DAY: Final = 24 * 3600
 FAKETIME: Final = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-IMPATIENT: Final = ("--ping-interval", "0.3", "--ping-timeout", "4", "--session-timeout", "4")
-STOPPED_S: Final = 4.5
+IMPATIENT: Final = ("--ping-interval", "0.3", "--ping-timeout", "6", "--session-timeout", "6")
+STOPPED_S: Final = 6.5
 
 
 def opened(server: ServerProcess, stack: ExitStack, count: int) -> list[raw.Player]:
@@ -66,7 +66,7 @@ def test_a_jump_of_the_wall_clock_changes_nothing_but_the_times_that_are_shown(t
 def test_a_server_that_was_stopped_for_a_while_gives_nobody_up(workers: str, tmp_path: Path) -> None:
     options = (*IMPATIENT, "--workers", workers)
     served = envhive_serve("tests.support.wild:Wild", *options, cwd=ROOT, log=tmp_path / "log")
-    what = f"stopped for {STOPPED_S} s, with time-outs of 4 s, {workers} worker(s)"
+    what = f"stopped for {STOPPED_S} s, with time-outs of 6 s, {workers} worker(s)"
     with served as server, nothing_left_behind(server, what) as tally, ExitStack() as stack:
         players = opened(server, stack, 8)
         pings = [player.hear_ping() for player in players]  # nobody has answered yet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,13 +52,57 @@ def test_only_sessions_idle_for_longer_than_allowed_expire() -> None:
         old, busy_lately = hive.admit(None), hive.admit(None)
         clock.now += 29
         await busy_lately.ask_reset({})
-        hive.sweep()
+        hive.sweep(clock.now)
         assert len(hive.sessions) == 2
         clock.now += 2
-        hive.sweep()
+        hive.sweep(clock.now)
         assert list(hive.sessions) == [busy_lately.id]
         assert env.journal.events(1)[-1] == "close"
         assert old.id not in hive.sessions
+        await hive.shutdown()
+
+    asyncio.run(scenario())
+
+
+class Pinged:
+    """A peer, and a test that does something whenever the hive pings it: it is in the middle of a sweep then."""
+
+    excused = False
+
+    def __init__(self, when_pinged: Callable[[], None]) -> None:
+        self.heard, self.quiet_since, self.pinged_at = False, 0.0, 0.0
+        self.aborted: list[str] = []
+        self._when_pinged = when_pinged
+
+    def ping(self) -> None:
+        self._when_pinged()
+
+    def abort(self, reason: str) -> None:
+        self.aborted.append(reason)
+
+
+def test_a_process_that_is_stopped_in_the_middle_of_a_sweep_gives_nobody_up() -> None:
+    async def scenario() -> None:
+        clock, pings = Clock(), asyncio.Event()
+        timeouts = {"ping_interval": 0.04, "ping_timeout": 30.0, "session_timeout": 30.0}
+        hive = hive_for(counting(BLOCKING=False), clock, max_sessions=1, **timeouts)
+        session = hive.admit(None)
+
+        def stopped() -> None:
+            clock.now += 3600
+            pings.set()
+
+        def pinged_again() -> None:
+            pings.set()
+
+        peer = Pinged(stopped)
+        hive.heartbeat.watch(peer)
+        await pings.wait()
+        pings.clear()
+        hive.heartbeat.watch(Pinged(pinged_again))  # by the sweep after it
+        await pings.wait()
+        await asyncio.sleep(0)  # it has ended by now
+        assert (peer.aborted, list(hive.sessions)) == ([], [session.id])
         await hive.shutdown()
 
     asyncio.run(scenario())
@@ -73,7 +117,7 @@ def test_a_session_in_the_middle_of_a_step_does_not_expire() -> None:
         while session.busy_with != "step":
             await asyncio.sleep(0.001)
         clock.now += 3600
-        hive.sweep()
+        hive.sweep(clock.now)
         assert session.id in hive.sessions
         with pytest.raises(Exception, match="step_count"):  # it was never reset, and that is its own affair
             await step
@@ -143,12 +187,13 @@ def test_a_server_whose_environments_cannot_be_made_is_not_well() -> None:
 
 def test_a_blocked_event_loop_shows_in_health() -> None:
     async def scenario() -> None:
-        hive = hive_for(counting(), session_timeout=0.04)  # a short tick, so that the sweeper looks soon
+        clock = Clock()
+        hive = hive_for(counting(), clock, session_timeout=0.04)  # a short tick, so that the sweeper looks soon
         hive.start()
         await asyncio.sleep(0)
-        threading.Event().wait(1.1)  # this is the blocked loop
-        await asyncio.sleep(0.05)
-        health = await hive.health()
+        clock.now += 1.1  # this is the blocked loop
+        while (health := await hive.health()).loop_lag_ms == 0:
+            await asyncio.sleep(0.001)
         assert health.status == "degraded"
         assert health.loop_lag_ms > 1000
         assert "blocked" in health.reasons[0]

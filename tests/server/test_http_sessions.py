@@ -191,13 +191,13 @@ def test_sessions_expire_sooner_when_no_request_has_named_them(env: type[Countin
             assert hive.http.add(session)
         hive.http.find(used.id, None)
         clock.now += OFFERED_S + 1
-        hive.sweep()
+        hive.sweep(clock.now)
         await left.wait_closed()
         with pytest.raises(SessionExpiredError, match="idle for more than 60 s"):
             hive.http.find(left.id, None)
         await hive.http.find(used.id, None).session.ask_state()
         clock.now += IDLE_S + 1
-        hive.sweep()
+        hive.sweep(clock.now)
         await used.wait_closed()
         with pytest.raises(SessionExpiredError):
             hive.http.find(used.id, None)

@@ -309,31 +309,31 @@ class Hive:
 
     async def _sweep_for_ever(self) -> None:
         with LoopWatch.here() as watch:
+            looked_at = self._clock()
             while True:
-                due = time.monotonic() + self._tick
                 await asyncio.sleep(self._tick)
                 watch.tick()
-                lag = max(0.0, time.monotonic() - due)
+                # One look at the clock for all: this process may be stopped anywhere, also in the middle of a sweep.
+                looked_at, before = self._clock(), looked_at
+                lag = max(0.0, looked_at - before - self._tick)
                 self._lags.append(lag)
                 self.metrics.lag.observe(lag)
                 try:
                     if lag > self._tick:
-                        self._excuse(lag)
-                    self.sweep()
+                        self._excuse(lag, looked_at)
+                    self.sweep(looked_at)
                 except Exception:  # without the sweeper places would be lost for ever, so it goes on
                     logger.exception("A sweep failed")
 
-    def _excuse(self, seconds: float) -> None:
+    def _excuse(self, seconds: float, now: float) -> None:
         """The event loop was held up, or this process: nobody could be heard, so nobody is blamed for that time."""
         logger.info("The event loop stood still for %.1f s; silence in that time does not count", seconds)
-        now = self._clock()
         self.heartbeat.excuse(now)
         for session in self.sessions.values():
             session.excuse(seconds, now)
 
-    def sweep(self) -> None:
+    def sweep(self, now: float) -> None:
         """Expire the sessions that were idle too long, and ask silent peers whether they are there."""
-        now = self._clock()
         self.heartbeat.beat(now)
         self.http.sweep(now)
         for session in list(self._detached):
