@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi import APIRouter, FastAPI
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.testclient import TestClient
 from pydantic import ConfigDict, Field
 
@@ -58,9 +59,25 @@ def test_a_bad_action_is_422_with_pydantics_list_and_costs_no_environment(
     assert reply.status_code == 422
     assert [(error["type"], error["loc"]) for error in reply.json()["detail"]] == [("int_parsing", ["by"])]
     assert http.post("/step", json={"action": {"by": 13}}).status_code == 422
-    assert http.post("/step", json={}).status_code == 422
-    assert http.post("/reset", json={"seed": -1}).status_code == 422
+    for path, body in (("/step", b"{}"), ("/reset", b'{"seed": -1}'), ("/step", b"no JSON")):
+        reply = http.post(path, content=body)
+        told = reply.json()
+        assert (reply.status_code, told["code"], told["outcome"]) == (422, "VALIDATION_ERROR", "invalid")
+        assert told["detail"][0]["loc"][0] == "body"
     assert env.journal.count("make") == 0
+
+
+def test_an_apps_own_answer_to_unreadable_requests_stays(env: type[Counting]) -> None:
+    app = FastAPI()
+
+    @app.exception_handler(RequestValidationError)
+    async def mine(request: Request, error: RequestValidationError) -> PlainTextResponse:
+        return PlainTextResponse("what?", 400)
+
+    HTTPEnvServer(env, Move, Seen).register_routes(app)
+    with TestClient(app) as http:
+        reply = http.post("/step", content=b"no JSON")
+    assert (reply.status_code, reply.text) == (400, "what?")
 
 
 def test_a_step_that_raises_is_500_with_its_message_and_no_traceback(http: TestClient) -> None:

@@ -13,6 +13,9 @@ from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 from fastapi import Body, FastAPI, Header, Request, Response
+from fastapi.encoders import jsonable_encoder
+from fastapi.exception_handlers import request_validation_exception_handler
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -108,6 +111,8 @@ _ONE_SESSION: dict[int | str, dict[str, Any]] = {
 def register_http_routes(app: FastAPI, hive: Hive, mode: ServerMode, endpoint: McpEndpoint) -> None:
     """Put the endpoints of `mode` on an app."""
     app.add_exception_handler(EnvHiveError, answer_error)
+    if app.exception_handlers.get(RequestValidationError) is request_validation_exception_handler:  # not the app's own
+        app.add_exception_handler(RequestValidationError, answer_unreadable)
     if mode is ServerMode.SIMULATION:
         _register_control(app, hive)
     _register_information(app, hive)
@@ -119,6 +124,12 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """What FastAPI calls for an error of ours."""
     assert isinstance(error, EnvHiveError)
     return error_response(error)
+
+
+async def answer_unreadable(request: Request, error: Exception) -> JSONResponse:
+    """What FastAPI calls for a request that does not fit its endpoint: as it would answer by itself, and typed."""
+    assert isinstance(error, RequestValidationError)
+    return error_response(InvalidMessageError("Invalid request", jsonable_encoder(error.errors())))
 
 
 def _json(payload: bytes, session_id: str | None = None) -> Response:
