@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from envhive.wire.jsonrpc import (
     INTERNAL_ERROR,
@@ -59,11 +60,18 @@ def test_a_result_carries_the_id() -> None:
     assert json.loads(encode_result({"a": 1}, "x")) == {"jsonrpc": "2.0", "id": "x", "result": {"a": 1}}
 
 
-@pytest.mark.parametrize("text", ["bad file \udc80", "fine"])
-def test_any_text_can_be_answered(text: str) -> None:
-    assert json.loads(encode_result({"text": text}, text)) == {"jsonrpc": "2.0", "id": text, "result": {"text": text}}
-    error = json.loads(encode_error(JsonRpcError(SERVER_ERROR, text, request_id=1)))["error"]
-    assert error == {"code": SERVER_ERROR, "message": text, "data": None}
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [("bad file \udc80, é", "bad file \ufffd, é"), ("two \ud83d\ude00 halves", "two 😀 halves"), ("é", "é")],
+)
+def test_any_text_can_be_answered_and_strict_readers_read_it(text: str, seen: str) -> None:
+    assert from_json(encode_result({"text": text}, 1)) == {"jsonrpc": "2.0", "id": 1, "result": {"text": seen}}
+    error = from_json(encode_error(JsonRpcError(SERVER_ERROR, text, request_id=1)))["error"]
+    assert error == {"code": SERVER_ERROR, "message": seen, "data": None}
+
+
+def test_an_id_comes_back_as_it_was() -> None:
+    assert json.loads(encode_result({}, "no utf-8: \udc80"))["id"] == "no utf-8: \udc80"
 
 
 def test_a_result_without_a_json_form_is_an_error() -> None:

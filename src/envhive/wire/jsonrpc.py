@@ -83,5 +83,10 @@ def _encode(document: dict[str, Any]) -> bytes:
     try:
         return to_json(document, inf_nan_mode="null")
     except _HAS_NO_JSON:
-        # A lone surrogate, from an undecodable file name, say: Python's own writer has a form for it.
-        return json.dumps(document, allow_nan=False).encode()
+        # A lone surrogate, from an undecodable file name, say. Python's own writer has a form for it, but strict
+        # readers, agents' among them, refuse all of an answer that has one. Only an id comes back as it was.
+        request_id = json.dumps(document["id"])
+        rest = {name: value for name, value in document.items() if name != "id"}
+        text = json.dumps(rest, ensure_ascii=False, allow_nan=False)
+        readable = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return b'{"id":%b,%b' % (request_id.encode(), readable[1:].encode())
