@@ -41,6 +41,7 @@ from envhive.errors import (
     SessionCapacityError,
     SessionError,
     SessionExpiredError,
+    StepTimeoutError,
 )
 from tests.client.gates import LAYER_1, Gate, ServerProcess
 from tests.client.peers import Peer, close_frame, frame, observation, peer_server
@@ -834,6 +835,37 @@ def test_the_clients_own_time_out_holds_for_reset_step_and_state(gate: Gate) -> 
         await client.close()
 
     with serving(gate.environment(), "fast") as server:
+        asyncio.run(go(server.url))
+
+
+@pytest.mark.parametrize(
+    ("headers", "error", "says"),
+    [
+        ({}, StepTimeoutError, r"reset took longer than 0\.05 s"),
+        (LAYER_1, RequestTimeoutError, r"No reply to reset within 0\.05 s"),
+    ],
+    ids=["layer 2", "layer 1"],
+)
+def test_a_reset_has_the_time_that_it_is_given(
+    gate: Gate, headers: dict[str, str], error: type[EnvHiveError], says: str
+) -> None:
+    given: list[float | None] = []
+
+    def reset(env: Counting, level: str = "", timeout_s: float | None = None) -> Seen:
+        given.append(timeout_s)
+        if level == "wait":
+            gate.pass_through()
+        return Counting.reset(env, level=level)
+
+    async def go(url: str) -> None:
+        async with GenericEnvClient(url, headers=headers) as client:
+            await client.reset(timeout_s=20)
+            with pytest.raises(error, match=says):
+                await client.reset(level="wait", timeout_s=0.05)
+            gate.open()
+        assert given == [20, 0.05]
+
+    with serving(counting(reset=reset), "fast") as server:
         asyncio.run(go(server.url))
 
 

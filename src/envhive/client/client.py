@@ -213,21 +213,23 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     # The environment.
 
-    async def reset(self, **kwargs: Any) -> StepResult[ObsT]:
+    async def reset(self, *, timeout_s: float | None = None, **kwargs: Any) -> StepResult[ObsT]:
         """Begin an episode. Keywords (`seed`, `episode_id`, the environment's own) go to its `reset`.
 
-        After a lost connection this opens a new session, with a new environment.
+        It may take `timeout_s`, as in `step`. After a lost connection this opens a new session, with a new environment.
         """
         before, closings = self._transport, self._closings
         transport = await self._connected(may_reconnect=True)
+        if timeout_s is not None and transport.lease is None:
+            kwargs["timeout_s"] = timeout_s  # the server keeps no limits; its environment may
         try:
-            data = await self._request(transport, "reset", kwargs)
+            data = await self._request(transport, "reset", kwargs, timeout_s)
         except (ConnectionLostError, SessionExpiredError, SessionNotFoundError):
             if transport is not before or closings != self._closings:
                 raise
             # An old connection turned out to be dead, and its session with it: begin anew.
             transport = await self._connected(may_reconnect=True)
-            data = await self._request(transport, "reset", kwargs)
+            data = await self._request(transport, "reset", kwargs, timeout_s)
         return self._parse_result(_as_dict(data))
 
     async def step(self, action: ActT, timeout_s: float | None = None) -> StepResult[ObsT]:
