@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,11 +53,12 @@ def test_what_is_made_runs_tests_lints_and_validates(kind: Kind, with_server: bo
     assert "my-game is as it should be: 0 error(s), 0 warning(s)" in report
 
 
-def test_the_next_commands_are_printed_and_work(tmp_path: Path) -> None:
-    made = init("word-game", cwd=tmp_path)
-    commands = [line.split()[:3] for line in made.stdout.splitlines() if line.startswith("  envhive ")]
-    assert commands == [["envhive", command, "word-game"] for command in ("validate", "serve", "play")]
-    with envhive_serve("word-game", cwd=tmp_path) as server:
+@pytest.mark.parametrize("name", ["word-game", "Word Game"])
+def test_the_next_commands_are_printed_and_work(name: str, tmp_path: Path) -> None:
+    made = init(name, cwd=tmp_path)
+    commands = [shlex.split(line)[:3] for line in made.stdout.splitlines() if line.startswith("  envhive ")]
+    assert commands == [["envhive", command, name] for command in ("validate", "serve", "play")]
+    with envhive_serve(name, cwd=tmp_path) as server:
         assert server.get("/metadata")["name"] == "WordGameEnvironment"
         assert server.health()["max_sessions"] == 1000
 
@@ -111,6 +113,7 @@ def test_a_name_becomes_a_python_name(name: str, package: str | None) -> None:
     ("arguments", "said"),
     [
         (["json"], "'json' is the name of another Python package. Take another: json-env"),
+        (["test"], "'test' is the name of another Python package. Take another: test-env"),
         (["full"], "is there and is not empty. Take another name, or write over what is there with --force"),
         (["a_file"], "is a file. Take another name"),
         (["a", "--gym-id", "CartPole-v1"], "--gym-id goes with --kind gymnasium"),

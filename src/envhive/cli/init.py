@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,11 @@ def init(name: str, kind: Any, gym_id: str | None, with_server: bool, force: boo
     click.echo(f"Made {folder}:")
     for path in contents:
         click.echo(f"  {path}")
+    typed = shlex.quote(str(folder))
     click.echo(
         f"\nNext:\n"
-        f"  envhive validate {folder}     does it keep its promises?\n"
-        f"  envhive serve {folder}        on http://localhost:8000\n"
-        f"  envhive play {folder}         step it by hand\n"
+        f"  envhive validate {typed}     does it keep its promises?\n"
+        f"  envhive serve {typed}        on http://localhost:8000\n"
+        f"  envhive play {typed}         step it by hand\n"
         f"  {folder / project.package / 'environment.py'} is where to begin to make it yours."
     )

@@ -18,7 +18,18 @@ KINDS: Final[tuple[Kind, ...]] = ("basic", "mcp", "gymnasium")
 DEFAULT_GYM_ID: Final = "CartPole-v1"
 
 _LONGEST_NAME: Final = 40
-_TAKEN: Final = {"envhive", "openenv", "openenv_core", "server", "tests", "core", "gymnasium", "pydantic", "fastmcp"}
+_TAKEN: Final = {
+    "envhive",
+    "openenv",
+    "openenv_core",
+    "server",
+    "test",
+    "tests",
+    "core",
+    "gymnasium",
+    "pydantic",
+    "fastmcp",
+}
 _SUFFIX: Final = ".tmpl"
 _SUMMARIES: Final[dict[Kind, str]] = {
     "basic": "Guess a number from 1 to 100 in seven tries.",
