@@ -57,7 +57,9 @@ def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
         assert "client" not in rooms_imported_by(path)
 
 
-@pytest.mark.parametrize("path", [*sorted((ROOT / "wire").glob("*.py")), ROOT / "server" / "session.py"])
+@pytest.mark.parametrize(
+    "path", [*sorted((ROOT / "wire").glob("*.py")), *(ROOT / "server" / f"{name}.py" for name in ("session", "turns"))]
+)
 def test_the_wire_and_the_session_know_nothing_of_sockets(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

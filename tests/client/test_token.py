@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from envhive import GenericEnvClient
-from envhive.client.transport import TransportOptions
+from envhive.client.options import TransportOptions
 from envhive.errors import ConnectError, SessionCapacityError, UnauthorizedError
 from envhive.server.auth import Tokens
 from tests.client.peers import Peer, peer_server

@@ -22,7 +22,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from envhive.client import GenericEnvClient
-from envhive.client.transport import Transport, TransportOptions, websocket_url
+from envhive.client.options import TransportOptions, websocket_url
+from envhive.client.transport import Transport
 from envhive.errors import (
     BadReplyError,
     ConnectError,

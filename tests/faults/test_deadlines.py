@@ -133,11 +133,12 @@ def test_a_coroutine_that_will_not_be_cancelled_is_left_behind() -> None:
         eventually(lambda: stuck(server) == 0)
 
 
-@pytest.mark.parametrize(("path", "body"), [("/step", {"action": {"do": "hang"}, "timeout_s": 0.2})])
-def test_http_answers_504(hanging: Hanging, path: str, body: dict[str, Any]) -> None:
-    with serving(hanging.env, "fast", max_concurrent_envs=1) as server:
+@pytest.mark.parametrize(("limit", "asked"), [(None, 0.2), (0.2, None), (0.2, 3600), (3600, 0.2)])
+def test_http_answers_504(hanging: Hanging, limit: float | None, asked: float | None) -> None:
+    body = {"action": {"do": "hang"}, "timeout_s": asked}
+    with serving(hanging.env, "fast", max_concurrent_envs=1, config={"step_timeout": limit}) as server:
         request = urllib.request.Request(
-            server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"{server.url}/step", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request, timeout=20)

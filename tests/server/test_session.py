@@ -17,8 +17,10 @@ from envhive.server.blueprint import Blueprint
 from envhive.server.calls import Calls
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import About
+from envhive.server.phases import Phase
 from envhive.server.runner import Runners
-from envhive.server.session import INBOX_LIMIT, Phase, Session
+from envhive.server.session import Session
+from envhive.server.turns import INBOX_LIMIT
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from picows import WSError, WSHandshakeError, WSListener, ws_connect
 
-from envhive.client.transport import websocket_url
+from envhive.client.options import websocket_url
 
 _IP_BIND_ADDRESS_NO_PORT: Final = 24
 """Linux picks the port when it knows the destination too, so that ports are counted per pair of addresses."""

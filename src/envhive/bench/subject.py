@@ -106,7 +106,7 @@ def check_reachable(url: str) -> None:
     import http.client
     from urllib.parse import urlsplit
 
-    from envhive.client.transport import websocket_url
+    from envhive.client.options import websocket_url
 
     try:
         parts = urlsplit(websocket_url(url))

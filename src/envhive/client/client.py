@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self,
 
 from pydantic import BaseModel, ValidationError
 
-from envhive.client.transport import Transport, TransportOptions, websocket_url
+from envhive.client.options import TransportOptions, websocket_url
+from envhive.client.transport import Transport
 from envhive.errors import (
     BadReplyError,
     ConnectError,

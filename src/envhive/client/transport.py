@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import ipaddress
-import os
-import re
-import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Final, Self
 from urllib.parse import urlencode, urlsplit, urlunsplit
 from weakref import WeakKeyDictionary, WeakSet
 
 from picows import WSCloseCode, WSError, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport, ws_connect
 
+from envhive.client.dialing import Dialing, proxy_for, why
+from envhive.client.options import TransportOptions
 from envhive.errors import (
     BadReplyError,
     ConnectError,
@@ -40,12 +37,11 @@ from envhive.errors import (
 from envhive.wire.codec import decode_reply, encode_request
 from envhive.wire.messages import LAYER_2
 from envhive.wire.pairing import OnReply, Pairing
+from envhive.wire.silence import SILENT
 
 _CLOSE_TIMEOUT: Final = 5.0
 _SUBPROTOCOL: Final = "Sec-WebSocket-Protocol"
-_TOKEN: Final = re.compile(r"[!-~]+")
 _MOST_REDIRECTS: Final = 5
-_NOT_IN_HEADERS: Final = {"\r", "\n", "\0"}
 _ANSWERS: Final = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
 _LAST_WORDS: Final = (
     SessionCapacityError,
@@ -55,56 +51,6 @@ _LAST_WORDS: Final = (
     DrainingError,
 )
 """Errors after which there is no session on this connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class TransportOptions:
-    """How to connect, and how long to wait for what."""
-
-    connect_timeout_s: float = 10.0
-    message_timeout_s: float | None = 60.0
-    max_message_size_mb: float = 100.0
-    ping_interval_s: float | None = 20.0
-    ping_timeout_s: float | None = 20.0
-    headers: dict[str, str] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        for name, value in self.headers.items():
-            if not isinstance(name, str) or not isinstance(value, str) or _NOT_IN_HEADERS & {*name, *value}:
-                raise ValueError(f"The header {name!r} is not a name and a value in one line of text.")
-
-    @property
-    def has_credentials(self) -> bool:
-        return any(name.lower() == "authorization" for name in self.headers)
-
-    def with_token(self, token: str | None) -> Self:
-        """The same with a token, or that of `ENVHIVE_TOKEN`; an `Authorization` among the headers wins over it."""
-        token = os.environ.get("ENVHIVE_TOKEN", "").strip() if token is None else token
-        if not token or self.has_credentials:
-            return self
-        if not _TOKEN.fullmatch(token):
-            raise ValueError("The token must be one word of visible ASCII characters.")
-        return replace(self, headers={**self.headers, "Authorization": f"Bearer {token}"})
-
-
-def websocket_url(base_url: str) -> str:
-    """Where the WebSocket of a server is.
-
-    Example:
-        >>> websocket_url("https://example.org/echo/")
-        'wss://example.org/echo/ws'
-    """
-    schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-    try:
-        parts = urlsplit(base_url if "://" in base_url else f"ws://{base_url}")
-        valid = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number or too large, an address without its closing bracket
-        valid = False
-    if not valid:
-        raise ValueError(f"{base_url!r} is not the address of a server: it must look like http://host:port.")
-    path = parts.path.rstrip("/")
-    path = path if path.endswith("/ws") else f"{path}/ws"
-    return urlunsplit((schemes[parts.scheme], parts.netloc, path, parts.query, ""))
 
 
 def _with_query(url: str, **more: str) -> str:
@@ -170,7 +116,7 @@ class Transport(WSListener):
         """
         listener = cls(url, options)
         address = url if resuming is None else _with_query(url, session=resuming.session_id)
-        dialing = _Dialing()
+        dialing = Dialing()
         pinging = options.ping_interval_s is not None
         interval = options.ping_interval_s or 0.0
         timeout = options.ping_timeout_s if options.ping_timeout_s is not None else interval
@@ -188,11 +134,11 @@ class Transport(WSListener):
                     websocket_handshake_timeout=None,
                     max_frame_size=listener._max_size,
                     extra_headers={"Sec-WebSocket-Protocol": LAYER_2, **options.headers},
-                    proxy=_proxy_for(url),
+                    proxy=proxy_for(url),
                     # A redirect may lead to another server, which is not to see the token.
                     max_redirects=0 if options.has_credentials else _MOST_REDIRECTS,
                     socket_factory=dialing.dial,
-                    logger_name=_silent,
+                    logger_name=SILENT,
                 )
                 if listener._ws is not None and listener._hello is not None:
                     if resuming is not None:
@@ -212,7 +158,7 @@ class Transport(WSListener):
                     f"{listener.url} refused the connection (HTTP {error.response.status:d}): {perhaps}it wants a "
                     f"token that it knows. Pass it as token=... or set ENVHIVE_TOKEN."
                 ) from error
-            raise ConnectError(f"Could not connect to {listener.url}: {_why(error)}") from error
+            raise ConnectError(f"Could not connect to {listener.url}: {why(error)}") from error
         if listener._ws is None:
             raise ConnectError(f"Could not connect to {listener.url}: the server hung up")
         _connected.setdefault(asyncio.get_running_loop(), WeakSet()).add(listener)
@@ -419,101 +365,9 @@ def _sent_code(transport: WSTransport) -> WSCloseCode | None:
     return None if transport.close_handshake.sent is None else transport.close_handshake.sent.code
 
 
-class _Dialing:
-    """Makes the socket of a connection, and can hang up while picows still waits for the handshake."""
-
-    def __init__(self) -> None:
-        self._socket: socket.socket | None = None
-
-    async def dial(self, url: Any) -> socket.socket:
-        loop = asyncio.get_running_loop()
-        failure: OSError | None = None
-        look_up = functools.partial(socket.getaddrinfo, url.host, url.port, type=socket.SOCK_STREAM)
-        if url.host == "localhost" or _is_address(url.host):
-            addresses = look_up()  # needs no network, so it does not wait
-        else:
-            addresses = await loop.run_in_executor(_resolver, look_up)
-        for family, kind, protocol, _, address in addresses:
-            candidate = socket.socket(family, kind, protocol)
-            candidate.setblocking(False)
-            try:
-                await loop.sock_connect(candidate, address)
-            except OSError as error:
-                candidate.close()
-                failure = failure or error
-            except asyncio.CancelledError:
-                candidate.close()
-                raise
-            else:
-                self._socket = candidate
-                return candidate
-        raise failure or OSError(f"{url.host} has no address")
-
-    def hang_up(self) -> None:
-        """Shut the socket down; whoever reads from it sees the end and closes it."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-
-def _make_resolver() -> None:
-    """One thread for all look-ups of all clients, started with the first that needs the network."""
-    global _resolver
-    _resolver = ThreadPoolExecutor(1, thread_name_prefix="envhive-dns")
-
-
-_resolver: ThreadPoolExecutor
-_make_resolver()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_make_resolver)  # a forked child has the pool, but not its thread
-
 _background: Final[set[asyncio.Task[None]]] = set()
 
 
 async def _retrieve(transport: WSTransport) -> None:
     with contextlib.suppress(WSError):
         await transport.wait_disconnected()
-
-
-class _SilentLogger:
-    """picows logs what the errors here say already."""
-
-    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
-        return False
-
-    def log(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    debug = info = warning = error = exception = log
-
-
-_silent: Final[Any] = _SilentLogger()
-
-
-def _why(error: BaseException) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused. Is the server running there?"
-    if isinstance(error, OSError) and error.errno and error.errno > 0:
-        return os.strerror(error.errno)
-    return str(error) or type(error).__name__
-
-
-def _proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for a server, never for one on this machine."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
-        return None
-    import urllib.request  # 15 ms to import, and seldom needed
-
-    if urllib.request.proxy_bypass(host):
-        return None
-    proxies = urllib.request.getproxies()
-    return proxies.get("https" if url.startswith("wss") else "http") or proxies.get("all")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

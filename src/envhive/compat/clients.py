@@ -14,8 +14,9 @@ from typing import Any, Final, Generic, Self, TypeVar
 from envhive.client import client as native
 from envhive.client import mcp, sync
 from envhive.client.launch import servers_of
+from envhive.client.options import websocket_url
 from envhive.client.sync import is_in_background, run_in_background
-from envhive.client.transport import Transport, websocket_url
+from envhive.client.transport import Transport
 from envhive.errors import ConfigurationError
 from envhive.fleet.fleet import Fleet
 from envhive.providers.base import Provider

@@ -7,6 +7,7 @@ import functools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from envhive.errors import QuotaExceededError, SessionCapacityError
@@ -61,6 +62,18 @@ class Line:
             asyncio.get_running_loop().call_later(_LOOK_S, self._look)
         return ticket
 
+    async def wait(self, owner: Owner | None) -> None:
+        """Wait until a place has been taken for `owner`, who has no connection to be told of it."""
+        visitor = _Visitor(owner, asyncio.get_running_loop().create_future(), self._places)
+        ticket = self.join(visitor)
+        try:
+            await visitor.place
+        except asyncio.CancelledError:
+            self.leave(ticket)
+            if visitor.has_place:
+                self._places.give_back(owner)
+            raise
+
     def leave(self, ticket: int) -> None:
         """Whoever has this ticket is gone."""
         if self._waiting.pop(ticket, None) is not None:
@@ -113,3 +126,27 @@ class Line:
 
     def _show_first(self) -> None:
         self._places.show_first(next(iter(self._waiting), None))
+
+
+@dataclass(slots=True)
+class _Visitor:
+    """An HTTP request that waits for a place."""
+
+    owner: Owner | None
+    place: asyncio.Future[None]
+    places: Places
+    has_place: bool = False
+
+    def admitted(self) -> None:
+        if self.place.done():
+            self.places.give_back(self.owner)  # it has been cancelled, and is about to leave the line
+        else:
+            self.has_place = True
+            self.place.set_result(None)
+
+    def told(self, position: int, patience_s: float) -> None:
+        """HTTP has no way to say so before the answer."""
+
+    def turned_away(self, error: SessionCapacityError) -> None:
+        if not self.place.done():
+            self.place.set_exception(error)

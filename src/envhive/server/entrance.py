@@ -11,7 +11,9 @@ from envhive.errors import EnvHiveError, QuotaExceededError, SessionCapacityErro
 from envhive.server.auth import Owner
 from envhive.server.hive import Hive
 from envhive.server.outlet import NORMAL_CLOSURE, POLICY_VIOLATION, TRY_AGAIN_LATER
-from envhive.server.session import INBOX_LIMIT, Phase, Session
+from envhive.server.phases import Phase
+from envhive.server.session import Session
+from envhive.server.turns import INBOX_LIMIT
 from envhive.wire.codec import decode_resume, encode_error_reply, encode_queued
 
 _REFUSAL_S: Final = 1.0

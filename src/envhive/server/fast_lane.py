@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
 from picows import (
-    WSAutoPingStrategy,
     WSCloseCode,
     WSFrame,
     WSListener,
@@ -27,12 +26,12 @@ from picows import (
     WSUpgradeResponse,
     WSUpgradeResponseWithListener,
 )
-from picows.picows import WSProtocol  # type: ignore[attr-defined]  # what picows's own server is made of
 
 from envhive.server.auth import Owner
 from envhive.server.entrance import Entrance
 from envhive.server.hive import Hive
 from envhive.server.outlet import GOING_AWAY, INTERNAL_ERROR, NORMAL_CLOSURE
+from envhive.server.protocols import Deaf, Lingering, PicowsProtocol, ReadingLess
 from envhive.server.session import Session
 
 logger: Final = logging.getLogger("envhive.server")
@@ -43,9 +42,6 @@ _CONTINUATION: Final = WSMsgType.CONTINUATION
 _CLOSE: Final = WSMsgType.CLOSE
 _DATA: Final = (_TEXT, _BINARY, _CONTINUATION)
 
-_READ_BUFFER: Final = 1024
-"""Bytes for a start; picows gives a connection more when a message does not fit."""
-_LARGEST_READ: Final = 64 * 1024
 _LINGER_S: Final = 5.0
 """How long a closed connection waits for the peer's own close before it is cut."""
 _MOST_TOGETHER: Final = 64
@@ -55,6 +51,7 @@ _LONGEST_DELAY_S: Final = 0.001
 """How long a reply may wait for the others of the same turn of the event loop."""
 _LONGEST_REASON: Final = 123
 """Bytes that a close frame has room for."""
+_NOBODY: Final = asyncio.Protocol()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +181,8 @@ class FastConnection(Entrance, WSListener):
         self._connections = connections
         connections.add(self)
         self._headers = upgrade.headers
-        protocol = _Protocol(self, self._hive.config.max_message_size)
-        protocol.connection_made(_Lingering(self, transport))
+        protocol = PicowsProtocol(self, self._hive.config.max_message_size)
+        protocol.connection_made(Lingering(self, transport))
         # uvicorn has read and checked the request; picows wants one too, and is strict about its form.
         protocol.feed(
             b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -375,8 +372,8 @@ class FastConnection(Entrance, WSListener):
     def _read_less(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             protocol = self._transport.get_protocol()
-            if isinstance(protocol, _Protocol):
-                self._transport.set_protocol(_ReadingLess(protocol))
+            if isinstance(protocol, PicowsProtocol):
+                self._transport.set_protocol(ReadingLess(protocol))
 
     def ping(self) -> None:
         if self._ws is not None:
@@ -406,7 +403,7 @@ class FastConnection(Entrance, WSListener):
             session.detach()
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.set_protocol(_Deaf(self))
+        self._transport.set_protocol(Deaf(self))
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._cut_off_in(_LINGER_S)
@@ -421,116 +418,3 @@ class FastConnection(Entrance, WSListener):
     def _set_timer(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
         if self._transport is not None:
             super()._set_timer(seconds, callback, *args)
-
-
-class _Protocol(WSProtocol):  # type: ignore[misc]
-    """picows's protocol for a connection whose upgrade was accepted elsewhere."""
-
-    __slots__ = ()
-
-    def __init__(self, connection: FastConnection, max_message_size: int) -> None:
-        super().__init__(
-            None,  # host and port, for clients
-            None,  # path, for clients
-            False,  # is_client_side
-            connection.answer,
-            _silent,
-            True,  # disconnect_on_exception
-            None,  # handshake timeout
-            False,  # auto ping: the heartbeat does it
-            0,
-            0,
-            WSAutoPingStrategy.PING_WHEN_IDLE,
-            True,  # auto pong
-            max_message_size,
-            None,  # extra headers, for clients
-            _READ_BUFFER,
-        )
-
-    def feed(self, data: bytes) -> None:
-        """Bytes that were read before this protocol had the transport."""
-        while data:
-            buffer = self.get_buffer(len(data))
-            taken = min(len(buffer), len(data))
-            buffer[:taken] = data[:taken]
-            self.buffer_updated(taken)
-            data = data[taken:]
-
-
-class _ReadingLess(asyncio.BufferedProtocol):
-    """Before a protocol whose peer sends more than is handled: it is given no more than so much at once.
-
-    picows doubles a buffer that a read fills, and never halves it: a peer that sent and did not read came to hold
-    10 MB. Only such a connection pays for this: it would be 0.3 µs a read.
-    """
-
-    def __init__(self, protocol: _Protocol) -> None:
-        self._protocol = protocol
-        for name in ("buffer_updated", "eof_received", "connection_lost", "pause_writing", "resume_writing"):
-            setattr(self, name, getattr(protocol, name))
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        room: memoryview = self._protocol.get_buffer(sizehint)
-        return room if len(room) <= _LARGEST_READ else room[:_LARGEST_READ]
-
-
-class _Lingering:
-    """The transport as picows sees it. Its `close`, which picows calls after a protocol error, waits for the peer.
-
-    It is its own socket, too: picows sets options that the event loop has set, and asks for eight more things to log.
-    """
-
-    __slots__ = ("_connection", "_transport")
-
-    def __init__(self, connection: FastConnection, transport: asyncio.Transport) -> None:
-        self._connection = connection
-        self._transport = transport
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def close(self) -> None:
-        self._connection.broken()
-
-    def get_extra_info(self, name: str) -> Any:
-        if name == "socket":
-            return self
-        return self._transport.get_extra_info(name) if name == "ssl_object" else None
-
-    def fileno(self) -> int:
-        number: int = self._transport.get_extra_info("socket").fileno()
-        return number
-
-    def setsockopt(self, *option: int) -> None:
-        pass
-
-    def getsockopt(self, *option: int) -> int:
-        return 0
-
-
-class _Deaf(asyncio.Protocol):
-    """Reads and forgets, and tells when the connection ends."""
-
-    def __init__(self, connection: FastConnection) -> None:
-        self._connection = connection
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._connection.on_ws_disconnected(None)
-
-
-_NOBODY: Final = asyncio.Protocol()
-
-
-class _SilentLogger:
-    """picows logs each connection and makes a `Logger` for it, which costs 0.4 kB a session; this keeps quiet."""
-
-    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
-        return False
-
-    def log(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    debug = info = warning = error = exception = log
-
-
-_silent: Final = _SilentLogger()

@@ -7,10 +7,9 @@ import logging
 import os
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
@@ -38,17 +37,15 @@ from envhive.server.mcp import About
 from envhive.server.metrics import Metrics
 from envhive.server.nursery import nursery_for
 from envhive.server.outlet import GOING_AWAY, Outlet
+from envhive.server.phases import Phase
 from envhive.server.places import LocalPlaces, Places, SharedPlaces
 from envhive.server.runner import Runners
-from envhive.server.session import Phase, Session
-from envhive.server.watch import LoopWatch
+from envhive.server.session import Session
+from envhive.server.sweeper import Sweeper
 from envhive.types import ServerCapacityStatus
 
 logger: Final = logging.getLogger("envhive.server")
 
-LONGEST_TICK: Final = 1.0
-"""Seconds between two sweeps, or less where a shorter time is to be kept."""
-_LAG_SAMPLES: Final = 30
 STATES: Final = ("opening", "idle", "busy", "closing", "detached", "stuck")
 """What a session may be doing, as metrics tell it."""
 _DRAINING: Final = "The server is shutting down and takes no new sessions"
@@ -85,20 +82,12 @@ class Hive:
         self.heartbeat = Heartbeat(config.ping_interval, config.ping_timeout)
         self.calls = Calls(blueprint, config.mode)
         self._nursery = nursery_for(self.calls, self.limit.env_cls, config)
-        self._tick = min(
-            LONGEST_TICK,
-            *(
-                seconds / 4
-                for seconds in (config.ping_interval, config.ping_timeout, config.session_timeout, config.lease)
-                if seconds
-            ),
-        )
         self._clock = clock
         self._started_at = clock()
         self._runners: Runners | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        limits = (config.ping_interval, config.ping_timeout, config.session_timeout, config.lease)
+        self._sweeper = Sweeper([seconds for seconds in limits if seconds], clock, self.metrics.lag.observe)
         self._draining = False
-        self._lags: deque[float] = deque(maxlen=_LAG_SAMPLES)
         self._failures_in_a_row = 0
         self._failed_at = 0.0
         self._detached: set[Session] = set()
@@ -242,19 +231,8 @@ class Hive:
         except SessionCapacityError:
             if self.line is None:
                 raise
-            return await self._wait_in(self.line, owner)
-
-    async def _wait_in(self, line: Line, owner: Owner | None) -> Session:
-        visitor = _Visitor(owner, asyncio.get_running_loop().create_future(), self._places)
-        ticket = line.join(visitor)
-        try:
-            await visitor.place
-        except asyncio.CancelledError:
-            line.leave(ticket)
-            if visitor.has_place:
-                self._places.give_back(owner)
-            raise
-        return self.admit(None, owner=owner, reserved=True)
+            await self.line.wait(owner)
+            return self.admit(None, owner=owner, reserved=True)
 
     def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
         if error is None:
@@ -304,30 +282,10 @@ class Hive:
             self._runners = Runners(
                 self.calls, self.limit.env_cls, loop, self.config.thread_stack_size, self._nursery, self.metrics
             )
-            self._sweeper = loop.create_task(self._sweep_for_ever())
+            self._sweeper.start(self)
         return self._runners
 
-    async def _sweep_for_ever(self) -> None:
-        with LoopWatch.here() as watch:
-            looked_at = self._clock()
-            while True:
-                await asyncio.sleep(self._tick)
-                watch.tick()
-                # One look at the clock for all: this process may be stopped anywhere, also in the middle of a sweep.
-                looked_at, before = self._clock(), looked_at
-                lag = max(0.0, looked_at - before - self._tick)
-                self._lags.append(lag)
-                self.metrics.lag.observe(lag)
-                try:
-                    if lag > self._tick:
-                        self._excuse(lag, looked_at)
-                    self.sweep(looked_at)
-                except Exception:  # without the sweeper places would be lost for ever, so it goes on
-                    logger.exception("A sweep failed")
-
-    def _excuse(self, seconds: float, now: float) -> None:
-        """The event loop was held up, or this process: nobody could be heard, so nobody is blamed for that time."""
-        logger.info("The event loop stood still for %.1f s; silence in that time does not count", seconds)
+    def excuse(self, seconds: float, now: float) -> None:
         self.heartbeat.excuse(now)
         for session in self.sessions.values():
             session.excuse(seconds, now)
@@ -361,12 +319,12 @@ class Hive:
 
     def own_health(self) -> Health:
         """How this process is."""
-        lag = max(self._lags, default=0.0)
+        lag = self._sweeper.lag
         failed_lately = self._clock() - self._failed_at < FAILURES_FORGOTTEN_S
         status, reasons = judge(
             draining=self._draining,
             lag=lag,
-            window=_LAG_SAMPLES * self._tick,
+            window=self._sweeper.window,
             failures_in_a_row=self._failures_in_a_row if failed_lately else 0,
         )
         return Health(
@@ -413,7 +371,7 @@ class Hive:
             "limit": self.limit.sessions,
             "sessions": {**dict.fromkeys(STATES, 0), **states, "stuck": len(self.stuck)},
             "waiting": 0 if self.line is None else len(self.line),
-            "lag_max": max(self._lags, default=0.0),
+            "lag_max": self._sweeper.lag,
             "draining": self._draining,
         }
 
@@ -465,8 +423,7 @@ class Hive:
     async def shutdown(self) -> None:
         """Let running requests finish within the grace period, then close every environment."""
         await self.end_sessions()
-        if self._sweeper is not None and not self._sweeper.get_loop().is_closed():
-            self._sweeper.cancel()
+        self._sweeper.stop()
         if self._runners is not None:
             self._runners.stop()
         if self._nursery is not None:
@@ -499,27 +456,3 @@ def state_of(session: Session) -> str:
     """One of `STATES`."""
     over = session.phase in (Phase.CLOSING, Phase.CLOSED)
     return "detached" if session.is_detached and not over else session.phase.name.lower()
-
-
-@dataclass(slots=True)
-class _Visitor:
-    """An HTTP request that waits for a place."""
-
-    owner: Owner | None
-    place: asyncio.Future[None]
-    places: Places
-    has_place: bool = False
-
-    def admitted(self) -> None:
-        if self.place.done():
-            self.places.give_back(self.owner)  # it has been cancelled, and is about to leave the line
-        else:
-            self.has_place = True
-            self.place.set_result(None)
-
-    def told(self, position: int, patience_s: float) -> None:
-        """HTTP has no way to say so before the answer."""
-
-    def turned_away(self, error: SessionCapacityError) -> None:
-        if not self.place.done():
-            self.place.set_exception(error)

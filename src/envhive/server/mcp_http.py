@@ -24,8 +24,8 @@ from envhive.server.gate import OWNER, refusal_headers
 from envhive.server.hive import Hive
 from envhive.server.mcp import VERSIONS, as_rpc_error
 from envhive.server.outlet import TRY_AGAIN_LATER
+from envhive.server.phases import Phase
 from envhive.server.relay import Relayed, is_relayed
-from envhive.server.session import Phase
 from envhive.wire.codec import decode_value
 from envhive.wire.jsonrpc import (
     INVALID_PARAMS,
