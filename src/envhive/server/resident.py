@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import pickle
 import socket
@@ -18,13 +17,11 @@ from typing import Any, Final
 import uvloop
 
 from envhive.errors import EnvHiveError, ExecutionError
-from envhive.server import stacks
+from envhive.server import forks, stacks
 from envhive.server.calls import Calls
 from envhive.server.logs import LogTag, set_tag
 from envhive.server.notes import send_notes_by
 from envhive.server.runner import LoopRunner
-
-logger: Final = logging.getLogger("envhive.environment")
 
 CHUNK: Final = 64 * 1024
 """Bytes to read at once. From 128 kB on, each read has memory mapped and unmapped, and a step costs twice the CPU."""
@@ -149,9 +146,7 @@ class Resident:
 
     def _answer(self, result: Any, error: EnvHiveError | None) -> None:
         if os.getpid() != self._pid:
-            # It shares our socket, and its answer would be taken for that of the next step.
-            logger.error("A process that the environment forked came back from its code, and was ended")
-            os._exit(1)
+            forks.end_child(error)  # it shares our socket: its answer would be taken for that of the next step
         try:
             data = pack((result, error))
         except Exception as failure:  # what it is to say may be of any class, with any __reduce__

@@ -21,6 +21,7 @@ from typing import Any, Final
 import uvicorn
 
 from envhive.errors import ConfigurationError
+from envhive.server import forks
 from envhive.server.config import ServerConfig
 from envhive.server.gate import Gate
 from envhive.server.hive import Hive
@@ -57,10 +58,13 @@ class Moments:
 class Server(uvicorn.Server):
     """uvicorn's server, except that SIGTERM and SIGINT end it with exit code 0, and that it tells its moments."""
 
-    def __init__(self, config: uvicorn.Config, moments: Moments, grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, moments: Moments, grace_s: float, listeners: list[socket.socket]
+    ) -> None:
         super().__init__(config)
         self._moments = moments
         self._grace_s = grace_s
+        self._listeners = listeners
         self._drained_by: float | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -107,7 +111,8 @@ class Server(uvicorn.Server):
             return
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            yield
+            with forks.serving(self._listeners, before):
+                yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -152,6 +157,7 @@ def run_app(app: Any, config: ServerConfig, listeners: list[socket.socket], mome
         ),
         moments,
         config.grace_period,
+        listeners,
     )
     try:
         server.run(sockets=listeners)

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, Final
 
 from envhive.errors import EnvHiveError
+from envhive.server import forks
 from envhive.server.calls import attribute_stray
 from envhive.server.logs import LogTag, set_tag
 
@@ -380,9 +381,15 @@ def _forget_this_thread() -> None:
 
 def _do(entry: Entry) -> Letter:
     job, args, done = entry
+    result, error = None, None
     try:
-        return done, job(*args), None
+        result = job(*args)
     except EnvHiveError as failure:
-        return done, None, failure
+        error = failure
     except BaseException as failure:  # an environment may raise anything, and the thread must live on
-        return done, None, attribute_stray(failure)
+        if forks.forked:
+            forks.end_child(failure)
+        error = attribute_stray(failure)
+    if forks.forked:
+        forks.end_child(error)
+    return done, result, error
