@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import pytest
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError as FastMcpToolError
@@ -85,6 +88,8 @@ class Bench(MCPEnvironment):
             raise TimeoutError("a network of its own")
         if kind == "silent":
             raise KeyError
+        if kind == "exit":
+            sys.exit(3)
         raise RuntimeError("the bench broke")
 
     @tool
@@ -97,6 +102,19 @@ class Bench(MCPEnvironment):
     def measure(self) -> str:
         """Of a model."""
         return "simulated"
+
+
+class Scanning(Bench):
+    @tool
+    def scan(self, how: str) -> Any:
+        """Arrays, alone and inside."""
+        rows = np.arange(1200)
+        return {"alone": rows, "inside": {"rows": [rows], "top": rows[-1]}, "pair": (rows[0], "left")}[how]
+
+    @tool
+    async def scan_later(self) -> Any:
+        """The same, by and by."""
+        return np.eye(2)
 
 
 def call(env: Any, name: str, timeout_s: float | None = None, /, **arguments: Any) -> Any:
@@ -292,6 +310,37 @@ def test_arguments_that_a_tool_does_not_take_are_told_apart(arguments: dict[str,
     assert env.hits == 0
 
 
+def test_results_can_be_read_as_those_of_fastmcps_client() -> None:
+    result = call(Bench(), "look_around").result
+    assert result.data.hits == result.data["hits"] == result["data"]["hits"] == 0
+    assert result.structured_content == result.data
+    assert json.loads(result.content[0].text) == result.data
+    assert (result.is_error, result.meta, hasattr(result, "reward")) == (False, None, False)
+    assert (
+        json.loads(CallToolObservation(tool_name="x", result=result).model_dump_json())["result"]["data"]["hits"] == 0
+    )
+
+
+def test_arrays_are_whole() -> None:
+    env, rows = Scanning(), list(range(1200))
+    assert json.loads(call(env, "scan", how="alone").result.content[0].text) == rows
+    assert json.loads(call(env, "scan", how="inside").result.content[0].text) == {"rows": [rows], "top": 1199}
+    assert json.loads(call(env, "scan", how="pair").result.content[0].text) == [0, "left"]
+    assert json.loads(call(env, "scan_later").result.content[0].text) == [[1.0, 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("kind", ["*args", "**kwargs"])
+def test_a_tool_whose_arguments_nobody_could_know_is_refused_by_name(kind: str) -> None:
+    def build(self: Any, *args: int) -> int:
+        return len(args)
+
+    def paint(self: Any, **kwargs: int) -> int:
+        return len(kwargs)
+
+    with pytest.raises(TypeError, match=r"The tool '(build|paint)' takes \*+(args|kwargs)"):
+        tool(build if kind == "*args" else paint)
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -299,6 +348,7 @@ def test_arguments_that_a_tool_does_not_take_are_told_apart(arguments: dict[str,
         ("validation", "Nail"),
         ("timeout", "a network of its own"),
         ("silent", "KeyError"),
+        ("exit", "SystemExit: 3"),
     ],
 )
 def test_whatever_a_tool_raises_is_its_own_failure(kind: str, text: str) -> None:

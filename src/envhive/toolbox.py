@@ -35,7 +35,27 @@ from pydantic import ValidationError
 T = TypeVar("T")
 Listener = Callable[[dict[str, Any]], None]
 """Told of what a running tool says: the `method` and `params` of a notification."""
-Outcome = dict[str, Any] | ToolError
+
+
+class Opened(dict[str, Any]):
+    """A dict whose values are attributes, too: environments written for FastMCP's client read its results so.
+
+    Example:
+        >>> result = Opened(data={"won": True})
+        >>> result["data"] == result.data
+        True
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+Outcome = Opened | ToolError
 """A result (`content`, `structured_content`, `meta`, `data`, `is_error`), or why there is none."""
 
 TIMEOUT_S: Final = 30.0
@@ -160,7 +180,7 @@ class Toolbox:
                     outcome = _finished(found, _call_plain(found, arguments))
                 else:
                     outcome = self._run(self._call_found(found, arguments, timeout_s))
-        except Exception as error:  # whatever a tool raises is an answer, not a failure of the server
+        except (Exception, SystemExit) as error:  # whatever a tool raises is an answer, not a failure of the server
             return _failure(name, error)
         if timeout_s is not None and time.monotonic() - began > timeout_s:
             return _timed_out(name, timeout_s)
@@ -182,7 +202,7 @@ class Toolbox:
                     return await self._call_found(found, arguments, timeout_s)
                 began = time.monotonic()
                 outcome = _finished(found, await _on_another_thread(_call_plain, found, arguments))
-        except Exception as error:  # whatever a tool raises is an answer, not a failure of the server
+        except (Exception, SystemExit) as error:  # whatever a tool raises is an answer, not a failure of the server
             return _failure(name, error)
         if timeout_s is not None and time.monotonic() - began > timeout_s:
             return _timed_out(name, timeout_s)
@@ -201,7 +221,7 @@ class Toolbox:
         if self._goes_through_middleware(found):
             return await self.server.call_tool(found.name, arguments)
         if isinstance(found, FunctionTool) and inspect.iscoroutinefunction(found.fn) and _is_called_as_is(found.fn):
-            return found.convert_result(await get_cached_typeadapter(found.fn).validate_python(arguments))
+            return found.convert_result(_plain(await get_cached_typeadapter(found.fn).validate_python(arguments)))
         async with _SessionContext(self.server, str(id(self._env))):
             return await found.run(arguments)
 
@@ -367,7 +387,17 @@ def _is_called_as_is(function: Callable[..., Any]) -> bool:
 
 
 def _call_plain(found: FunctionTool, arguments: dict[str, Any]) -> ToolResult:
-    return found.convert_result(get_cached_typeadapter(found.fn).validate_python(arguments))
+    return found.convert_result(_plain(get_cached_typeadapter(found.fn).validate_python(arguments)))
+
+
+def _plain(value: Any) -> Any:
+    """What a tool returned, with lists and numbers for arrays and their scalars, which FastMCP would print and cut."""
+    if type(value) is dict:
+        return {name: _plain(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(each) for each in value)
+    convert = None if isinstance(value, type) else getattr(value, "tolist", None)
+    return convert() if callable(convert) else value
 
 
 async def _on_another_thread(function: Callable[..., T], *args: Any) -> T:
@@ -387,17 +417,18 @@ def _finished(found: Any, result: ToolResult) -> Outcome:
         text = "".join(getattr(block, "text", "") for block in result.content)
         return ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=text or "The tool failed")
     dumped = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
-    content = [{**block, "annotations": block.get("annotations"), "meta": block.pop("_meta", None)} for block in dumped]
+    content = [Opened(block, annotations=block.get("annotations"), meta=block.pop("_meta", None)) for block in dumped]
     structured = result.structured_content
     schema = getattr(found, "output_schema", None) or {}
     wrapped = bool(schema.get("x-fastmcp-wrap-result")) and structured is not None
-    return {
-        "content": content,
-        "structured_content": structured,
-        "meta": result.meta,
-        "data": structured["result"] if wrapped and structured is not None else structured,
-        "is_error": False,
-    }
+    data = structured["result"] if wrapped and structured is not None else structured
+    return Opened(
+        content=content,
+        structured_content=structured,
+        meta=result.meta,
+        data=Opened(data) if isinstance(data, dict) else data,
+        is_error=False,
+    )
 
 
 def _unknown(name: str) -> ToolError:
@@ -408,14 +439,14 @@ def _timed_out(name: str, limit: float) -> ToolError:
     return ToolError(error_type=ToolErrorType.TIMEOUT, message=f"Tool {name!r} timed out after {limit:g} seconds")
 
 
-def _failure(name: str, error: Exception) -> ToolError:
+def _failure(name: str, error: Exception | SystemExit) -> ToolError:
     if isinstance(error, NotFoundError):
         return ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message=str(error))
     if isinstance(error, ArgumentError) or (isinstance(error, ValidationError) and error.title.startswith("call[")):
         return ToolError(error_type=ToolErrorType.INVALID_ARGS, message=str(error))
     if isinstance(error, EnvHiveError):
         return ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=str(error))
-    said = str(error) or type(error).__name__
+    said = f"SystemExit: {error}" if isinstance(error, SystemExit) else str(error) or type(error).__name__
     message = said if said.startswith("Error calling tool") else f"Error calling tool {name!r}: {said}"
     return ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)
 

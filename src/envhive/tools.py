@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeVar, overload
@@ -132,6 +133,9 @@ def tool(
         tool_name = name or decorated.__name__
         if tool_name in RESERVED_TOOL_NAMES:
             raise ValueError(reserved_message([tool_name]))
+        for parameter in inspect.signature(decorated).parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise TypeError(f"The tool {tool_name!r} takes {parameter}: agents need to be told each argument.")
         setattr(decorated, MARK, mark)
         return decorated
 
