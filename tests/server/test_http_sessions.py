@@ -140,6 +140,17 @@ def test_a_request_that_comes_again_is_answered_from_the_last_time(http: TestCli
     assert env.journal.count("step") == 4
 
 
+def test_an_id_that_was_another_requests_gets_no_answer_of_that_one(http: TestClient, env: type[Counting]) -> None:
+    session = begin(http)
+    assert total(http, session, request_id="1") == 1
+    again = http.post("/reset", json={"seed": 7, "request_id": "1"}, headers=session)
+    assert again.json()["observation"]["total"] == 7
+    assert total(http, session, request_id="1") == 8
+    other = http.post("/step", json={"action": {"by": 2}, "request_id": "1"}, headers=session)
+    assert code(other) == (422, "VALIDATION_ERROR")
+    assert "was that of another step" in other.json()["detail"]
+
+
 def test_a_request_that_comes_again_while_it_runs_waits_for_the_same_answer(env: type[Counting]) -> None:
     with TestClient(create_app(env, Move, Seen)) as client:
         session = begin(client)

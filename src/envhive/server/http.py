@@ -120,13 +120,13 @@ def register_http_routes(app: FastAPI, hive: Hive, mode: ServerMode, endpoint: M
     register_task_routes(app, hive)
 
 
-async def answer_error(request: Request, error: Exception) -> JSONResponse:
+async def answer_error(request: Request, error: Exception) -> Response:
     """What FastAPI calls for an error of ours."""
     assert isinstance(error, EnvHiveError)
     return error_response(error)
 
 
-async def answer_unreadable(request: Request, error: Exception) -> JSONResponse:
+async def answer_unreadable(request: Request, error: Exception) -> Response:
     """What FastAPI calls for a request that does not fit its endpoint: as it would answer by itself, and typed."""
     assert isinstance(error, RequestValidationError)
     return error_response(InvalidMessageError("Invalid request", jsonable_encoder(error.errors())))
@@ -164,7 +164,7 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
             return await _begin(hive, session, keywords, timeout_s)
         guest = hive.http.find(session_id, owner)
         again = keywords.get("request_id")
-        answer = await guest.once(again, lambda: guest.session.ask_reset(keywords, timeout_s))
+        answer = await guest.once("reset", again, keywords, lambda: guest.session.ask_reset(keywords, timeout_s))
         return _json(answer, session_id)
 
     @app.post("/step", response_model=StepResponse, responses=_ERRORS, tags=["Environment"])
@@ -177,7 +177,7 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
         if session_id is not None:
             guest = hive.http.find(session_id, owner)
             call = functools.partial(guest.session.ask_step, action, keywords, body.timeout_s)
-            return _json(await guest.once(body.request_id, call), session_id)
+            return _json(await guest.once("step", body.request_id, (action, keywords), call), session_id)
         try:
             hive.calls.parse_action(action)  # a bad action needs no environment to be told so
         except InvalidMessageError as error:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from envhive.errors import EnvHiveError, SessionExpiredError, SessionNotFoundError
+from envhive.errors import EnvHiveError, InvalidMessageError, SessionExpiredError, SessionNotFoundError
 from envhive.server.auth import Owner
 from envhive.server.places import Places
 from envhive.server.session import Session
@@ -31,24 +31,29 @@ _REMEMBERED: Final = 1024
 class Guest:
     """One such session, and its last answer: a request that comes again with the same id is not run again."""
 
-    __slots__ = ("_answer", "_request_id", "conversation", "on_offer", "session")
+    __slots__ = ("_answer", "_request", "conversation", "on_offer", "session")
 
     def __init__(self, session: Session, *, on_offer: bool, conversation: Any = None) -> None:
         self.session = session
         self.on_offer = on_offer
         self.conversation = conversation
         """What an agent and the session say to each other, if it is an agent."""
-        self._request_id: str | None = None
+        self._request: tuple[str, str, Any] | None = None
         self._answer: asyncio.Task[bytes] | None = None
 
-    async def once(self, request_id: str | None, call: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
-        """Make a call, or answer with what came of it the last time."""
+    async def once(
+        self, what: str, request_id: str | None, body: Any, call: Callable[[], Coroutine[Any, Any, bytes]]
+    ) -> bytes:
+        """Make a call, or answer with what came of it the last time; raises if the id was another request's."""
         if request_id is None:
             return await call()
-        if request_id != self._request_id or self._answer is None:
-            self._request_id = request_id
+        request = (what, request_id, body)
+        if self._request is None or self._answer is None or self._request[:2] != request[:2]:
+            self._request = request
             self._answer = asyncio.get_running_loop().create_task(call())
             self._answer.add_done_callback(_hear_out)
+        elif self._request != request:
+            raise InvalidMessageError(f"The request_id {request_id!r} was that of another {what}: take a new one")
         return await asyncio.shield(self._answer)
 
 
