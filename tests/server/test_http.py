@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from fastapi import APIRouter, FastAPI, Request
@@ -14,6 +14,8 @@ from pydantic import ConfigDict, Field
 
 from envhive import HTTPEnvServer, Observation, create_app
 from tests.support.envs import Counting, Move, Seen, async_counting, counting
+
+JSON: Final = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
@@ -59,11 +61,17 @@ def test_a_bad_action_is_422_with_pydantics_list_and_costs_no_environment(
     assert reply.status_code == 422
     assert [(error["type"], error["loc"]) for error in reply.json()["detail"]] == [("int_parsing", ["by"])]
     assert http.post("/step", json={"action": {"by": 13}}).status_code == 422
-    for path, body in (("/step", b"{}"), ("/reset", b'{"seed": -1}'), ("/step", b"no JSON")):
-        reply = http.post(path, content=body)
+    unfit = (b"{}", b"no JSON", b'{"action": NaN}')
+    for path, body in (*(("/step", each) for each in unfit), ("/reset", b'{"seed": -1}'), ("/reset", b'{"seed": NaN}')):
+        reply = http.post(path, content=body, headers=JSON)
         told = reply.json()
         assert (reply.status_code, told["code"], told["outcome"]) == (422, "VALIDATION_ERROR", "invalid")
         assert told["detail"][0]["loc"][0] == "body"
+    for number in (b"NaN", b"Infinity", b"1e999"):
+        reply = http.post("/step", content=b'{"action": {"by": %b}}' % number, headers=JSON)
+        assert (reply.status_code, reply.json()["detail"][0]["loc"]) == (422, ["by"])
+    reply = http.post("/step", content=b'{"action": "\\ud800"}', headers=JSON)  # which cannot be shown again
+    assert (reply.status_code, reply.json()["code"]) == (422, "VALIDATION_ERROR")
     assert env.journal.count("make") == 0
 
 

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import Depends
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from envhive.errors import (
@@ -136,7 +137,7 @@ async def caller(connection: HTTPConnection) -> Owner | None:
 Caller = Annotated[Owner | None, Depends(caller)]
 
 
-def error_response(error: EnvHiveError) -> JSONResponse:
+def error_response(error: EnvHiveError) -> Response:
     """An error as an HTTP response: its class knows the status, its data are the body."""
     detail = error.errors if isinstance(error, InvalidMessageError) and error.errors else str(error)
     extra = {name: value for name, value in error_data(error).items() if name not in ("message", "errors")}
@@ -144,7 +145,12 @@ def error_response(error: EnvHiveError) -> JSONResponse:
     headers = refusal_headers(error)
     if error.http_status == UnauthorizedError.http_status:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"detail": detail, **extra}, status_code=error.http_status, headers=headers)
+    try:
+        body = to_json({"detail": detail, **extra}, inf_nan_mode="null")
+    except (PydanticSerializationError, ValueError, RecursionError):  # what came in, or was raised, has no JSON form
+        words = {"code": error.code, "outcome": error.outcome, "retryable": error.retryable}
+        body = to_json({"detail": str(error).encode("utf-8", "backslashreplace").decode(), **words})
+    return Response(body, status_code=error.http_status, headers=headers, media_type="application/json")
 
 
 def refusal_headers(error: EnvHiveError) -> dict[str, str]:
