@@ -369,7 +369,8 @@ def test_what_production_mode_does_not_offer_is_not_checked() -> None:
     with envhive_serve("echo", "--mode", "production") as server:
         code, report = report_on(server.url)
         assert (code, found_in(report)) == (0, [])
-        assert "an episode runs: 'reset' is not available in production mode" in report["stages"]["live"]["skipped"]
+        skipped = report["stages"]["live"]["skipped"]
+        assert "an episode runs: 'reset' is not available in production mode; `--mode simulation` offers it" in skipped
 
 
 def test_a_server_that_asks_for_a_token_is_checked_with_one() -> None:

@@ -21,7 +21,7 @@ from envhive.server.phases import Phase
 from envhive.server.runner import Runners
 from envhive.server.session import Session
 from envhive.server.turns import INBOX_LIMIT
-from tests.support.envs import Counting, Move, Seen, async_counting, counting
+from tests.support.envs import Counting, Hanging, Move, Seen, async_counting, counting
 
 
 class Wire:
@@ -269,5 +269,22 @@ def test_questions_from_elsewhere_wait_in_the_same_line() -> None:
         session.end()
         with pytest.raises(EnvHiveError):
             await session.ask_state()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("extended", [False, True], ids=["layer 1", "layer 2"])
+def test_a_step_that_cannot_be_stopped_is_answered_when_the_server_ends(hanging: Hanging, extended: bool) -> None:
+    async def scenario() -> None:
+        wire = Wire()
+        session = open_session(hanging.env, wire, **({"extended": Extended(60)} if extended else {}))
+        session.receive('{"type":"step","data":{"do":"hang"}' + (',"id":1}' if extended else "}"))
+        await asyncio.to_thread(hanging.hanging.acquire)
+        session.end(1001, "server shutting down", because="shutdown")
+        assert [frame["data"]["code"] for frame in wire.frames] == ["DRAINING"]
+        assert [frame.get("id") for frame in wire.frames] == [1 if extended else None]
+        hanging.released.set()
+        await wire.ended.wait()
+        assert (len(wire.frames), wire.closed) == (1, (1001, "server shutting down"))
 
     asyncio.run(scenario())

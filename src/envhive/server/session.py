@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from envhive.errors import EnvHiveError, SessionError, SessionExpiredError, SessionNotFoundError
+from envhive.errors import DrainingError, EnvHiveError, SessionError, SessionExpiredError, SessionNotFoundError
 from envhive.server.auth import Owner
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import About, Peer
@@ -21,7 +21,7 @@ from envhive.server.outlet import GOING_AWAY, INTERNAL_ERROR, NORMAL_CLOSURE, Ou
 from envhive.server.phases import BUSY, CLOSED, CLOSING, IDLE, OPENING, OVER, STUCK, Phase
 from envhive.server.runner import Runner
 from envhive.server.stacks import Stack
-from envhive.server.turns import STOPPING_S, Ask, Turns
+from envhive.server.turns import SHUTTING_DOWN, STOPPING_S, Ask, Turns
 from envhive.types import ServerMode, SessionInfo
 
 _CLOSING_S: Final = 10.0
@@ -175,7 +175,10 @@ class Session(Turns):
             self._close_environment()
         else:
             self._set_deadline(STOPPING_S, self._insist)
-            self._runner.cancel()
+            if not self._runner.cancel() and was is BUSY and because == "shutdown":
+                # A server that ends may not be there any more when the step is.
+                self._reply(None, DrainingError(SHUTTING_DOWN))
+                self._asker = _nobody
 
     def _insist(self) -> None:
         """It was told to stop, and did not."""
@@ -378,3 +381,7 @@ class Session(Turns):
             self._closed.set_result(None)
         if outlet is not None:
             outlet.close(*self._farewell)
+
+
+def _nobody(reply: Any, error: EnvHiveError | None) -> None:
+    """Who waits for an answer that has been given."""

@@ -46,6 +46,7 @@ INBOX_LIMIT: Final = 64
 STOPPING_S: Final = 2.0
 """How long code that is told to stop may take until the session goes on without it."""
 
+SHUTTING_DOWN: Final = "The server is shutting down"
 _CONTROL: Final = frozenset({"reset", "step", "state"})
 _NO_KEYWORDS: Final[dict[str, Any]] = {}
 
@@ -292,7 +293,7 @@ class Turns(ABC):
                 timeout_s = _within(request.timeout_s, timeout_s)
             kind = message.type
             if self._production and kind in _CONTROL:
-                raise UnknownTypeError(f"{kind!r} is not available in production mode")
+                raise UnknownTypeError(f"{kind!r} is not available in production mode; `--mode simulation` offers it")
             if kind == "step":
                 action, keywords = bytes(message.data), _NO_KEYWORDS if timeout_s is None else {"timeout_s": timeout_s}
                 self._begin(kind, lambda: self._runner.step(action, keywords, self._answered), timeout_s)
@@ -362,7 +363,7 @@ class Turns(ABC):
                 self._outlet.send(reply)  # as `_reply` would, two calls later
         elif self._phase is not STUCK:
             if error is not None and self._phase is CLOSING and self.ended_because == "shutdown":
-                error = DrainingError("The server is shutting down")  # its own doing, and no fault of the environment's
+                error = DrainingError(SHUTTING_DOWN)  # its own doing, and no fault of the environment's
             self._reply(reply, error)
         now, phase = self._clock(), self._phase
         if error is None and phase is BUSY and self.busy_with == "step":
