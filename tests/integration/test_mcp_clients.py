@@ -172,7 +172,9 @@ def test_agents_keep_apart(shed: Logged) -> None:
     asyncio.run(scenario())
 
 
-def test_a_call_can_be_taken_back(shed: Logged, connect: Connect, tmp_path: Path) -> None:
+def test_a_call_can_be_taken_back(
+    shed: Logged, connect: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with connect(shed.url) as agent:
             call = asyncio.ensure_future(agent.call("rest", folder=str(tmp_path)))
@@ -184,6 +186,7 @@ def test_a_call_can_be_taken_back(shed: Logged, connect: Connect, tmp_path: Path
             assert await agent.call("add") == 1
 
     asyncio.run(scenario())
+    assert "Error parsing" not in caplog.text
 
 
 @pytest.fixture(scope="module", params=["thread", "process"])

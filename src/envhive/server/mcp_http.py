@@ -162,7 +162,7 @@ class McpEndpoint:
         if standard and _may_be_told_more(document):
             primed = session.peer.version is not None and session.peer.version >= _PRIMED_SINCE
             return _events(session.begin(document).follow(primed=primed), session_id)
-        return _json(await session.answer(document) or b"", 200, session_id)
+        return _answered(await session.answer(document), session_id)
 
     async def get(self, request: Request) -> Response:
         """Go on reading a stream, or listen to what the server says of its own accord."""
@@ -252,9 +252,9 @@ class McpEndpoint:
                 return Response(status_code=202)
             if named is None:
                 async with self._hive.visit(_owner(request)) as session:
-                    return _json(await Conversation(session).answer(document) or b"")
+                    return _answered(await Conversation(session).answer(document))
             guest = self._hive.http.find(str(named), _owner(request))
-            return _json(await Conversation(guest.session).answer(_without_session_id(document)) or b"")
+            return _answered(await Conversation(guest.session).answer(_without_session_id(document)))
         except SessionNotFoundError:
             unknown = JsonRpcError(INVALID_PARAMS, f"Unknown session_id: {named}", request_id=_id_of(document))
             return _json(encode_error(unknown))
@@ -327,6 +327,13 @@ def _owner(request: Request) -> Owner | None:
 def _json(payload: bytes, status_code: int = 200, session_id: str | None = None) -> Response:
     headers = {} if session_id is None else {SESSION_HEADER: session_id}
     return Response(payload, status_code, headers, "application/json")
+
+
+def _answered(answer: bytes | None, session_id: str | None = None) -> Response:
+    """The answer to a call; none if the client has cancelled it, and wants none."""
+    if answer is not None:
+        return _json(answer, 200, session_id)
+    return Response(status_code=202, headers={} if session_id is None else {SESSION_HEADER: session_id})
 
 
 def _events(chunks: AsyncIterator[bytes], session_id: str) -> Response:
