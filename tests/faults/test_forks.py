@@ -29,7 +29,7 @@ def test_children_end_as_they_would_anywhere(isolation: str, tmp_path: Path) -> 
         "give_up_on_a_pool": "gave up",
         "exit_in_a_child": 3,
         "raise_in_a_child": 1,
-        "return_in_a_child": 0,
+        "return_in_a_child": 1,
     }
     log = tmp_path / "log"
     with (

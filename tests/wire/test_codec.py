@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, RootModel
 
-from envhive import Observation, State
+from envhive import Observation, State, StepResult
 from envhive.errors import InvalidJSONError, InvalidMessageError, RequestError, UnknownTypeError
 from envhive.wire.codec import (
     decode_object,
@@ -204,7 +204,12 @@ def test_arrays_become_lists() -> None:
     assert payload(Board(metadata={"pixels": Array()}))["metadata"] == {"pixels": [1, 2]}
 
 
-@pytest.mark.parametrize("value", [7, "text", [1], RootModel[int](3)])
+def test_long_doubles_become_numbers() -> None:
+    values = np.array([0.5, 2], dtype=np.longdouble)
+    assert payload(Board(metadata={"alone": values[0], "all": values}))["metadata"] == {"alone": 0.5, "all": [0.5, 2]}
+
+
+@pytest.mark.parametrize("value", [7, "text", [1], RootModel[int](3), StepResult(Board(), 1.0, True)])
 def test_what_is_no_observation_is_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         encode_observation(value)

@@ -111,7 +111,7 @@ def end_child(failure: BaseException | None) -> NoReturn:
         code = cause.code if isinstance(cause.code, int) else 0 if cause.code is None else _FAILURE
     else:
         logger.error("A process that the environment forked came back from its code, and was ended", exc_info=cause)
-        code = 0 if cause is None else _FAILURE
+        code = _FAILURE
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a full disk, or a stream that somebody has closed
             stream.flush()

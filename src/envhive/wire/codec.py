@@ -20,6 +20,7 @@ from pydantic import ValidationError as PydanticValidationError
 from pydantic_core import PydanticSerializationError, SchemaSerializer, to_json
 
 from envhive.errors import EnvHiveError, InvalidJSONError, InvalidMessageError, UnknownTypeError
+from envhive.types import StepResult
 from envhive.wire.messages import NO_DATA, Message, Request, StepRequest
 
 logger: Final = logging.getLogger("envhive.environment")
@@ -276,6 +277,8 @@ def _encode_unusual_observation(observation: Any) -> bytes:
     if inspect.iscoroutine(observation):
         observation.close()
         raise TypeError("reset or step returned a coroutine: write it as `async def`, also inside a decorator")
+    if isinstance(observation, StepResult):
+        raise TypeError("reset or step returned a StepResult, which clients make: return its observation")
     fields = observation.model_dump() if hasattr(observation, "model_dump") else observation
     document = json.loads(_to_json(fields))
     if not isinstance(document, dict):
@@ -354,7 +357,8 @@ def _fallback(value: Any) -> Any:
     """Arrays, tensors and their scalars become lists and numbers; sets and the like become lists."""
     convert: Callable[[], Any] | None = getattr(value, "tolist", None)
     if callable(convert):
-        return convert()
+        plain = convert()
+        return plain if type(plain) is not type(value) else float(plain)  # a long double stays what it is
     raise TypeError(f"cannot turn {type(value).__module__}.{type(value).__qualname__} into JSON")
 
 
