@@ -406,7 +406,8 @@ def test_an_episode_that_the_seed_does_not_decide_is_a_warning(method: str, wher
     finding = the_only_finding(broken, seed=7)
     assert finding.level == "warning"
     assert finding.check == "the same seed brings the same episode"
-    assert finding.problem == f"two episodes with seed 7 and the same actions differ at {where}."
+    differ = f"two episodes with seed 7 and the same actions differ at {where}"
+    assert finding.problem == f"{differ}, in observation.extra."
 
 
 def test_a_close_that_fails_the_second_time_is_told() -> None:

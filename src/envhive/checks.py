@@ -225,7 +225,8 @@ class _Checker:
             if one != other:
                 where = "reset" if index == 0 else f"step {index}"
                 raise Broken(
-                    f"two episodes with seed {self.seed} and the same actions differ at {where}.",
+                    f"two episodes with seed {self.seed} and the same actions differ at {where}, in "
+                    f"{where_apart(one, other)}.",
                     "Draw all randomness from a generator that reset(seed) seeds, and keep clocks out of observations.",
                     level="warning",
                 )
@@ -428,6 +429,22 @@ def _comparable(observation: Any) -> dict[str, Any]:
             f"an observation cannot be sent as JSON: {_first_line(error)}.", "Keep only what JSON has."
         ) from error
     return document
+
+
+def where_apart(one: Any, other: Any, path: str = "") -> str:
+    """Where two documents differ first.
+
+    Example:
+        >>> where_apart({"log": [{"id": 1, "at": 3}]}, {"log": [{"id": 1, "at": 4}]})
+        'log[0].at'
+    """
+    inside: list[tuple[Any, Any, str]] = []
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = [*one, *(name for name in other if name not in one)]
+        inside = [(one.get(name), other.get(name), f"{path}.{name}" if path else str(name)) for name in names]
+    elif isinstance(one, list) and isinstance(other, list):
+        inside = [(a, b, f"{path}[{index}]") for index, (a, b) in enumerate(zip(one, other, strict=False))]
+    return next((where_apart(a, b, there) for a, b, there in inside if a != b), path)
 
 
 def _told_apart(returned: type, declared: type) -> str:

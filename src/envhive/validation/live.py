@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envhive.bench.servers import clean_environment
-from envhive.checks import Broken, NotChecked, Report
+from envhive.checks import Broken, NotChecked, Report, where_apart
 from envhive.errors import (
     EnvHiveError,
     EnvironmentFailureError,
@@ -162,10 +162,17 @@ class LiveChecks(Visitor):
     async def _seeds(self) -> None:
         (first, _), (second, _) = await self.episode_alone(1), await self.episode_alone(2)
         if first != second:
-            where = next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
+            named = [
+                [{"observation": seen, "reward": reward, "done": done} for seen, reward, done in trace]
+                for trace in (first, second)
+            ]
+            pairs = list(zip(*named, strict=False))
+            where = next((number for number, (one, other) in enumerate(pairs) if one != other), None)
+            at = len(pairs) if where is None else where
+            field = "" if where is None else f", in {where_apart(pairs[where][0], pairs[where][1])}"
             raise Broken(
                 f"two sessions with seed {SEED} and the same actions differ at "
-                f"{'reset' if where == 0 else f'step {where}'}.",
+                f"{'reset' if at == 0 else f'step {at}'}{field}.",
                 "Draw all randomness from a generator that reset(seed) seeds, and keep clocks out of observations.",
                 level="warning",
             )
