@@ -15,7 +15,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from envhive.errors import EnvHiveError
@@ -75,18 +75,30 @@ def _let_signals_in() -> None:
 def _forget_the_server() -> None:
     global forked
     if not _serving:
+        _let_signals_in()
         return
     forked = True
-    signal.set_wakeup_fd(-1)  # it is the server's event loop's
-    for number, handler in _handlers.items():
-        signal.signal(number, handler)
+    try:
+        signal.set_wakeup_fd(-1)  # it is the server's event loop's
+        for number, handler in _handlers.items():
+            signal.signal(number, handler)
+        with contextlib.suppress(OSError):  # no descriptor is left
+            let_go(_is_a_connection)
+    finally:
+        _serving.clear()
+        _let_signals_in()
+
+
+def let_go(of: Callable[[int], bool]) -> None:
+    """Hold these descriptors no longer.
+
+    They are replaced, not closed: some object may still use the number, which must not come to mean something else.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in map(int, os.listdir("/dev/fd")):
-        if _is_a_connection(descriptor):
-            os.dup2(nothing, descriptor, inheritable=False)  # not closed: some object may still use the number
+        if of(descriptor):
+            os.dup2(nothing, descriptor, inheritable=False)
     os.close(nothing)
-    _serving.clear()
-    _let_signals_in()
 
 
 def _is_a_connection(descriptor: int) -> bool:

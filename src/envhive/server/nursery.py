@@ -30,6 +30,7 @@ from struct import Struct
 from typing import Final, NoReturn
 
 from envhive.errors import ConfigurationError
+from envhive.server import forks
 from envhive.server.calls import Calls
 from envhive.server.config import ServerConfig, as_isolation
 from envhive.server.leaving import leave
@@ -261,15 +262,8 @@ class _Nurse:
 
 
 def _let_go_of_connections(link: int) -> None:
-    """Hold nothing open that is the server's: its listening socket, its clients, the nurseries of other environments.
-
-    They are replaced, not closed: some object may still use the number, which must not come to mean something else.
-    """
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in map(int, os.listdir("/dev/fd")):
-        if descriptor not in (0, 1, 2, link) and (descriptor in _private or _is_connection(descriptor)):
-            os.dup2(nothing, descriptor, inheritable=False)
-    os.close(nothing)
+    """Hold nothing open that is the server's: its listening socket, its clients, other environments' nurseries."""
+    forks.let_go(lambda found: found not in (0, 1, 2, link) and (found in _private or _is_connection(found)))
 
 
 def _is_connection(descriptor: int) -> bool:
