@@ -133,7 +133,8 @@ def tool(
         tool_name = name or decorated.__name__
         if tool_name in RESERVED_TOOL_NAMES:
             raise ValueError(reserved_message([tool_name]))
-        for parameter in inspect.signature(decorated).parameters.values():
+        parameters = inspect.signature(decorated).parameters.values() if inspect.isfunction(decorated) else ()
+        for parameter in parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise TypeError(f"The tool {tool_name!r} takes {parameter}: agents need to be told each argument.")
         setattr(decorated, MARK, mark)
