@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,13 @@ SLOW = (HERE / "client", HERE / "cli", HERE / "envs" / "test_shipped.py", HERE /
 LONG = ("test_docker.py", "test_validate.py", "test_folders.py", "test_ray.py", "test_mcp_clients.py", "test_swarm.py")
 """Integration tests that take minutes. They come first: with one of them last, one worker would have nothing to do.
 Docker and Swarm share a daemon, so that the second, begun too early, would wait for the first."""
+
+
+def pytest_configure() -> None:
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # in the background of some shell: what tests start would, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
