@@ -99,7 +99,9 @@ def test_a_killed_nursery_is_replaced_under_load(workers: int, tmp_path: Path) -
         serving = [server.process.pid] if workers == 1 else [each["pid"] for each in server.health()["workers"]]
 
         def kill() -> int:
-            nursery = tree(serving[0])[1]  # a serving process has no other child
+            # A serving process has no other child; with two workers, the last one killed may not have been buried yet.
+            eventually(lambda: any(map(is_alive, tree(serving[0])[1:])), 20)
+            nursery = next(filter(is_alive, tree(serving[0])[1:]))
             os.kill(nursery, signal.SIGKILL)
             return nursery
 
