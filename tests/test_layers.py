@@ -13,8 +13,10 @@ import envhive
 
 ROOT = Path(envhive.__file__).parent
 ORDER = [
-    *("errors", "types", "rubrics", "tools", "environment", "toolbox", "mcp_environment", "inspection", "samples"),
+    *("errors", "types", "rubrics", "tools", "tool_results", "environment", "toolbox", "mcp_environment"),
     *(
+        "inspection",
+        "samples",
         "wire",
         "checks",
         "providers",

@@ -15,6 +15,7 @@ from types import MethodType
 from typing import Any, Final, TypeVar
 
 from envhive.errors import ConfigurationError, EnvHiveError
+from envhive.tool_results import Outcome, finished, plain, timed_out, unknown
 from envhive.tools import MARK, RESERVED_TOOL_NAMES, Mark, ToolError, ToolErrorType, reserved_message
 from envhive.types import ServerMode
 
@@ -35,28 +36,6 @@ from pydantic import ValidationError
 T = TypeVar("T")
 Listener = Callable[[dict[str, Any]], None]
 """Told of what a running tool says: the `method` and `params` of a notification."""
-
-
-class Opened(dict[str, Any]):
-    """A dict whose values are attributes, too: environments written for FastMCP's client read its results so.
-
-    Example:
-        >>> result = Opened(data={"won": True})
-        >>> result["data"] == result.data
-        True
-    """
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-Outcome = Opened | ToolError
-"""A result (`content`, `structured_content`, `meta`, `data`, `is_error`), or why there is none."""
 
 TIMEOUT_S: Final = 30.0
 """How long a coroutine may take that was given no time. A plain function cannot be stopped: a server gives up on it."""
@@ -175,15 +154,15 @@ class Toolbox:
             found = (self._known or {}).get(name) or self._find(self._of_server()).get(name)
             with self._in_use(listener):
                 if found is None:
-                    return _unknown(name)
+                    return unknown(name)
                 if self._is_simple(found):
-                    outcome = _finished(found, _call_plain(found, arguments))
+                    outcome = finished(found, _call_plain(found, arguments))
                 else:
                     outcome = self._run(self._call_found(found, arguments, timeout_s))
         except (Exception, SystemExit) as error:  # whatever a tool raises is an answer, not a failure of the server
             return _failure(name, error)
         if timeout_s is not None and time.monotonic() - began > timeout_s:
-            return _timed_out(name, timeout_s)
+            return timed_out(name, timeout_s)
         return outcome
 
     async def call_async(
@@ -196,16 +175,16 @@ class Toolbox:
                 await self.tools_async()
                 found = (self._known or {}).get(name)
             if found is None:
-                return _unknown(name)
+                return unknown(name)
             with self._in_use(listener):
                 if not self._is_simple(found):
                     return await self._call_found(found, arguments, timeout_s)
                 began = time.monotonic()
-                outcome = _finished(found, await _on_another_thread(_call_plain, found, arguments))
+                outcome = finished(found, await _on_another_thread(_call_plain, found, arguments))
         except (Exception, SystemExit) as error:  # whatever a tool raises is an answer, not a failure of the server
             return _failure(name, error)
         if timeout_s is not None and time.monotonic() - began > timeout_s:
-            return _timed_out(name, timeout_s)
+            return timed_out(name, timeout_s)
         return outcome
 
     async def _call_found(self, found: FunctionTool, arguments: dict[str, Any], timeout_s: float | None) -> Outcome:
@@ -213,15 +192,15 @@ class Toolbox:
         limit = TIMEOUT_S if timeout_s is None else max(timeout_s - _AHEAD_S, timeout_s * _AHEAD)
         try:
             async with asyncio.timeout(limit) as scope:
-                return _finished(found, await self._run_tool(found, arguments))
+                return finished(found, await self._run_tool(found, arguments))
         except TimeoutError as error:
-            return _timed_out(found.name, timeout_s or limit) if scope.expired() else _failure(found.name, error)
+            return timed_out(found.name, timeout_s or limit) if scope.expired() else _failure(found.name, error)
 
     async def _run_tool(self, found: FunctionTool, arguments: dict[str, Any]) -> ToolResult:
         if self._goes_through_middleware(found):
             return await self.server.call_tool(found.name, arguments)
         if isinstance(found, FunctionTool) and inspect.iscoroutinefunction(found.fn) and _is_called_as_is(found.fn):
-            return found.convert_result(_plain(await get_cached_typeadapter(found.fn).validate_python(arguments)))
+            return found.convert_result(plain(await get_cached_typeadapter(found.fn).validate_python(arguments)))
         async with _SessionContext(self.server, str(id(self._env))):
             return await found.run(arguments)
 
@@ -387,17 +366,7 @@ def _is_called_as_is(function: Callable[..., Any]) -> bool:
 
 
 def _call_plain(found: FunctionTool, arguments: dict[str, Any]) -> ToolResult:
-    return found.convert_result(_plain(get_cached_typeadapter(found.fn).validate_python(arguments)))
-
-
-def _plain(value: Any) -> Any:
-    """What a tool returned, with lists and numbers for arrays and their scalars, which FastMCP would print and cut."""
-    if type(value) is dict:
-        return {name: _plain(each) for name, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(each) for each in value)
-    convert = None if isinstance(value, type) else getattr(value, "tolist", None)
-    return convert() if callable(convert) else value
+    return found.convert_result(plain(get_cached_typeadapter(found.fn).validate_python(arguments)))
 
 
 async def _on_another_thread(function: Callable[..., T], *args: Any) -> T:
@@ -410,33 +379,6 @@ async def _on_another_thread(function: Callable[..., T], *args: Any) -> T:
         if not work.cancelled():
             work.exception()  # seen, so that nobody complains of it
         raise
-
-
-def _finished(found: Any, result: ToolResult) -> Outcome:
-    if result.is_error:
-        text = "".join(getattr(block, "text", "") for block in result.content)
-        return ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=text or "The tool failed")
-    dumped = [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
-    content = [Opened(block, annotations=block.get("annotations"), meta=block.pop("_meta", None)) for block in dumped]
-    structured = result.structured_content
-    schema = getattr(found, "output_schema", None) or {}
-    wrapped = bool(schema.get("x-fastmcp-wrap-result")) and structured is not None
-    data = structured["result"] if wrapped and structured is not None else structured
-    return Opened(
-        content=content,
-        structured_content=structured,
-        meta=result.meta,
-        data=Opened(data) if isinstance(data, dict) else data,
-        is_error=False,
-    )
-
-
-def _unknown(name: str) -> ToolError:
-    return ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message=f"Unknown tool: {name!r}")
-
-
-def _timed_out(name: str, limit: float) -> ToolError:
-    return ToolError(error_type=ToolErrorType.TIMEOUT, message=f"Tool {name!r} timed out after {limit:g} seconds")
 
 
 def _failure(name: str, error: Exception | SystemExit) -> ToolError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -97,11 +96,11 @@ class Turns(ABC):
         runner: Runner,
         outlet: Outlet | None,
         *,
-        mode: ServerMode = ServerMode.SIMULATION,
-        extended: Extended | None = None,
-        step_timeout: float | None = None,
-        metrics: Metrics | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        mode: ServerMode,
+        extended: Extended | None,
+        step_timeout: float | None,
+        metrics: Metrics | None,
+        clock: Callable[[], float],
     ) -> None:
         self.steps = 0
         self.busy_with = "opening"
