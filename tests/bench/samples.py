@@ -37,9 +37,8 @@ def cell(sessions: int = 32, success: float = 1.0, wait_s: float = 1.0, **more: 
         "sessions_per_core": sessions / 2,
         **more,
     }
-    return StormCell(
-        sessions=sessions, success=success, wait_s=wait_s, connect=some, reset=some, step=some, whole=some, **given
-    )
+    phases = {"connect": some, "reset": some, "step": some, "whole": some}
+    return StormCell(sessions=sessions, success=success, wait_s=wait_s, **{**phases, **given})
 
 
 def window(sessions: int = 64, **more: Any) -> SteadyWindow:

@@ -75,7 +75,7 @@ def test_either_limit_breaks_a_level() -> None:
         ({"server_files": 990, "server_file_limit": 1000}, {}, "file descriptors"),
         ({"server_threads": 29_900}, {}, "threads"),
         ({}, {"free_memory": 10**8}, "memory"),
-        ({"server_died": True}, {}, "unknown"),
+        ({"server_died": True, "server_cpu": 0.0, "machine_cpu": 1.95}, {}, "unknown"),
         ({}, {}, "unknown"),
     ],
 )

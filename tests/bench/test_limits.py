@@ -58,8 +58,8 @@ def test_a_number_of_processes_that_was_asked_for_is_kept() -> None:
 @pytest.mark.parametrize(
     ("sessions", "options", "said"),
     [
-        (5000, {"processes": 1}, "--processes 7"),
-        (100, {"files": 200}, "leaves none for sessions"),
+        (5000, {"processes": 1}, "--processes 6"),
+        (100, {"files": 120}, "leaves none for sessions"),
         (2000, {"server_processes": 1}, "give more --workers"),
         (30_000, {"addresses": 0, "files": 20_000}, "more ports than the 28232"),
         (900_000, {"files": 20_000}, "need 46 load processes"),

@@ -24,8 +24,18 @@ def test_in_the_open_loop_a_step_counts_for_the_window_it_was_due_in_however_lat
     measured.answered(9.9, 10.5, None)  # due in the warm-up
     measured.answered(10.9, 14.0, None)
     measured.answered(10.2, 10.3, None)
-    assert (measured.steps, measured.well) == (1, 2)
+    assert measured.well == 2
     assert list(measured.latencies) == pytest.approx([3.1, 0.1])
+
+
+def test_throughput_is_what_is_answered_in_the_window_as_the_cpu_time_is_what_is_spent_in_it() -> None:
+    measured = window(rate=10)
+    measured.answered(9.1, 10.5, None)  # of the backlog
+    measured.answered(9.1, 9.9, None)
+    measured.answered(10.2, 10.3, None)
+    measured.answered(10.4, 11.3, None)
+    measured.answered(10.4, 10.6, "EXECUTION_ERROR")
+    assert measured.steps == 2
 
 
 def test_in_the_closed_loop_a_stall_that_outlasts_the_window_is_not_left_out() -> None:
@@ -107,6 +117,18 @@ def test_the_servers_first_words_for_each_kind_of_error_are_kept() -> None:
         problem = f'{{"loc": ["{field}"], "msg": "Field required"}}'
         said.read(f'{{"type":"error","data":{{"code":"X","message":"No","errors":[{problem}]}}}}'.encode())
     assert said.words == {"X": "No; by: Field required"}
+
+
+def test_errors_over_http_have_the_servers_code_and_words() -> None:
+    said = Said()
+    full = b'{"detail":"Server at capacity","code":"CAPACITY_REACHED","outcome":"infra_error"}'
+    wrong = b'{"detail":[{"type":"missing","loc":["body","action"],"msg":"Field required"}],"code":"VALIDATION_ERROR"}'
+    assert said.read_http(503, full) == "CAPACITY_REACHED"
+    assert said.read_http(422, wrong) == "VALIDATION_ERROR"
+    assert said.read_http(422, wrong.replace(b',"code":"VALIDATION_ERROR"', b"")) == "HTTP 422"
+    assert said.read_http(502, b"<html>\xff") == "HTTP 502"
+    assert said.words["CAPACITY_REACHED"] == "Server at capacity"
+    assert "body: action: Field required" in said.words["VALIDATION_ERROR"]
 
 
 def test_requests_over_http_go_below_the_servers_prefix() -> None:

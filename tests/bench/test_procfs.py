@@ -36,6 +36,24 @@ def test_work_shows_as_cpu_time() -> None:
     assert (procfs.machine_cpu_seconds() or 0) > whole
 
 
+def test_cpu_time_is_told_to_less_than_a_tick() -> None:
+    pids, before = [os.getpid()], procfs.cpu_seconds([os.getpid()])
+    until = time.process_time() + 0.001
+    while time.process_time() < until:
+        pass
+    assert 0.001 <= procfs.cpu_seconds(pids) - before < 0.009
+
+
+def test_a_process_that_waits_to_be_buried_is_not_running() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    assert child.stdin is None
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not procfs.is_running(child.pid)
+    child.wait()
+    assert not procfs.is_running(child.pid)
+    assert procfs.is_running(os.getpid())
+
+
 def test_memory_threads_and_files_are_counted() -> None:
     usage = procfs.usage(os.getpid())
     assert usage.memory > 5_000_000

@@ -42,6 +42,31 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
+def test_blank_lines_are_none_and_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, samples.info())
+    recorder.add(samples.cell())
+    results = tmp_path / "results.jsonl"
+    line = results.read_bytes()
+    results.write_bytes(line + b"\n" + line)
+    assert len(load_run(tmp_path).results) == 2
+    results.write_bytes(line.replace(b'"ws"', b'"\xff"') + line)
+    with pytest.raises(ConfigurationError, match="line 1"):
+        load_run(tmp_path)
+    results.unlink()
+    results.mkdir()
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_run(tmp_path)
+
+
+def test_what_cannot_be_written_any_more_is_said_in_one_line_and_is_there_all_the_same(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run", samples.info())
+    (tmp_path / "run" / "results.jsonl").mkdir()
+    with pytest.raises(ConfigurationError, match="Cannot write"):
+        recorder.add(samples.cell())
+    recorder.note("Interrupted.")
+    assert len(recorder.run().results) == 1
+
+
 def test_a_note_is_kept_once(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, samples.info())
     for _ in range(2):

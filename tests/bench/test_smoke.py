@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -66,8 +67,8 @@ def environ(**more: str) -> dict[str, str]:
     return plain_environ(ENVHIVE_PEER_CACHE=str(CACHE), **more)
 
 
-def bench(folder: Path, *arguments: str, limit_s: float = 120, **more: str) -> tuple[Run, str]:
-    """Run a command that must succeed; what it recorded, and what it printed."""
+def bench(folder: Path, *arguments: str, limit_s: float = 120, code: int = 0, **more: str) -> tuple[Run, str]:
+    """Run a command that must end with this code; what it recorded, and what it printed."""
     done = subprocess.run(
         [ENVHIVE, "bench", *arguments, "--out", "run"],
         cwd=folder,
@@ -76,8 +77,8 @@ def bench(folder: Path, *arguments: str, limit_s: float = 120, **more: str) -> t
         text=True,
         timeout=limit_s,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
+    assert done.returncode == code, done.stdout + done.stderr
+    assert all(re.match(r"\d+/\d+ ", line) for line in done.stderr.splitlines()), done.stderr  # how far it is
     assert (folder / "run" / "report.html").exists()
     return load_run(folder / "run"), done.stdout
 
@@ -120,11 +121,46 @@ def test_a_storm_of_two_processes_on_a_running_server_that_is_too_small(tmp_path
 def test_a_server_that_dies_is_a_result(tmp_path: Path) -> None:
     (tmp_path / "mortal.py").write_text(MORTAL)
     arguments = ("--sessions", "4", "--repetitions", "2", "--action", "{}")
-    run, printed = bench(tmp_path, "storm", "--serve", "mortal:Mortal", *arguments)
+    run, printed = bench(tmp_path, "storm", "--serve", "mortal:Mortal", *arguments, code=1)
     assert [cell.success for cell in run.cells()] == [0, 0]
     assert all(cell.server_died and sum(cell.errors.values()) == 4 for cell in run.cells())
     assert "server died" in printed
-    assert "started again" in printed
+    assert "The server died (it ended with code 3" in printed
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["by its address", "by its process, too"])
+def test_a_server_that_was_not_started_here_and_dies_ends_the_run(named: bool, tmp_path: Path) -> None:
+    (tmp_path / "mortal.py").write_text(MORTAL)
+    with envhive_serve("mortal:Mortal", cwd=tmp_path) as server:
+        pid = ("--pid", str(server.process.pid)) if named else ()
+        arguments = ("--sessions", "4", "--repetitions", "5", "--action", "{}", *pid)
+        run, printed = bench(tmp_path, "storm", "--url", server.url, *arguments, code=1)
+    (cell,) = run.cells()
+    assert cell.server_died
+    assert "the run ends with it" in printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL], ids=lambda number: signal.Signals(number).name)
+def test_a_lab_that_is_killed_leaves_no_server_running(number: int, tmp_path: Path) -> None:
+    command = [ENVHIVE, "bench", "storm", "--serve", "benchmark", "--sessions", "2", "--waits", "60", "--out", "run"]
+    lab = subprocess.Popen(command, cwd=tmp_path, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    started: list[int] = []
+    while len(started) < 3 and time.monotonic() < deadline:  # the lab, its server, a load process
+        time.sleep(0.05)
+        started = procfs.tree(lab.pid)
+    lab.send_signal(number)
+    lab.wait(60)
+    while any(map(procfs.is_running, started)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(procfs.is_running, started))
+
+
+def test_a_label_is_shown_as_it_is_whatever_it_means_to_others(tmp_path: Path) -> None:
+    label = r"a[/b] [red]$\frac$"
+    arguments = ("--sessions", "2", "--waits", "0", "--repetitions", "1", "--label", label)
+    _, printed = bench(tmp_path, "storm", "--serve", "benchmark-async", *arguments)
+    assert label in printed
 
 
 @pytest.mark.parametrize("loop", [(), ("--rate", "200")], ids=["closed", "open"])
@@ -154,15 +190,16 @@ def test_a_server_that_asks_for_a_token_gets_one(mode: str, tmp_path: Path) -> N
             "1",
         )
         (tmp_path / "without").mkdir()
-        run, printed = bench(tmp_path / "without", *arguments)
-        assert run.cells()[0].errors == {"HTTP 401": 4}
+        run, printed = bench(tmp_path / "without", *arguments, code=1)
+        assert run.cells()[0].errors == {"HTTP 401" if mode == "ws" else "UNAUTHORIZED": 4}
         assert "ENVHIVE_TOKEN" in printed
         run, _ = bench(tmp_path, *arguments, ENVHIVE_TOKEN="a-long-secret")
         assert run.cells()[0].success == 1
 
 
 def test_a_bench_in_which_every_step_fails_says_why(tmp_path: Path) -> None:
-    run, printed = bench(tmp_path, "steady", "--serve", "echo", "--sessions", "4", "--seconds", "0.3", "--warm-up", "0")
+    arguments = ("--sessions", "4", "--seconds", "0.3", "--warm-up", "0")
+    run, printed = bench(tmp_path, "steady", "--serve", "echo", *arguments, code=1)
     (window,) = run.windows()
     assert (window.success, window.steps) == (0, 0)
     assert "message: Field required" in " ".join(printed.split())
@@ -261,6 +298,8 @@ def test_runs_of_one_name_are_told_apart_by_their_folders() -> None:
     runs = [Run(samples.info(label=label), []) for label in ("here", "here", "there")]
     folders = [Path("a/one"), Path("a/two"), Path("three")]
     assert [run.info.label for run in told_apart(runs, folders)] == ["here (one)", "here (two)", "there"]
+    folders = [Path("a/one"), Path("b/one"), Path("three")]
+    assert [run.info.label for run in told_apart(runs, folders)] == ["here (one)", "here (one) #2", "there"]
 
 
 @pytest.mark.alone

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from envhive.bench.compare import compare_table, spread_of
+from envhive.bench.load import DIED
 from envhive.bench.records import Figure, Run
 from envhive.bench.stats import summarise
 from envhive.bench.tables import errors_of, max_batch_table, steady_table, storm_table, tables_of, warnings_of
@@ -27,7 +30,7 @@ def test_the_max_batch_is_told_for_each_wait_and_per_core() -> None:
     cells = [samples.cell(32), samples.cell(128), samples.cell(512, 0.5), samples.cell(32, 0.0, wait_s=5.0)]
     assert max_batch_table(Run(samples.info(), [*cells])).rows == [
         ["ws", "1 s", "128", "64"],
-        ["ws", "5 s", "none", "0.00"],
+        ["ws", "5 s", "none", "–"],
     ]
     assert max_batch_table(Run(samples.info(server_cores=None), [cells[0]])).rows == [["ws", "1 s", "≥ 32", "–"]]
 
@@ -93,6 +96,31 @@ def test_a_load_generator_that_was_the_bottleneck_says_so() -> None:
     assert warnings_of([samples.cell(), samples.window()]) == []
     (said,) = warnings_of([samples.cell(load_cpu=0.95)])
     assert "load generator was the bottleneck" in said
+
+
+def test_a_storm_that_was_refused_at_once_says_nothing_of_the_load_generator() -> None:
+    assert warnings_of([samples.cell(success=0.0, load_cpu=0.97)]) == []
+
+
+def test_a_repetition_far_from_the_others_is_told_as_medians_hide_it() -> None:
+    slow = summarise([3.5] * 3)
+    told = warnings_of([samples.cell(), samples.cell(), samples.cell(whole=slow)])
+    assert any("One repetition of 32 sessions had a p99 of 3.50 s" in text for text in told)
+    assert warnings_of([samples.cell(), samples.cell()]) == []
+
+
+def test_a_load_process_that_died_is_not_held_against_the_server() -> None:
+    cells = [samples.cell(32), samples.cell(128), samples.cell(128, 0.5, errors={DIED: 64})]
+    assert max_batch_table(Run(samples.info(), [*cells])).rows == [["ws", "1 s", "≥ 128", "≥ 64"]]
+    assert any("A load process died" in text for text in warnings_of(cells))
+
+
+def test_a_token_that_was_refused_is_told_from_one_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = [samples.cell(success=0.0, errors={"HTTP 401": 32})]
+    monkeypatch.delenv("ENVHIVE_TOKEN", raising=False)
+    assert "set ENVHIVE_TOKEN" in warnings_of(refused)[0]
+    monkeypatch.setenv("ENVHIVE_TOKEN", "wrong-one")
+    assert "refused the token" in warnings_of(refused)[0]
 
 
 def test_steps_sent_late_and_busy_neighbours_are_told() -> None:

@@ -144,8 +144,8 @@ def _measure_load(
     recorder: Recorder,
     on_progress: OnProgress,
 ) -> SteadyWindow:
-    if subject.revive():
-        recorder.note(f"{name} died and was started again.")
+    if (said := subject.revive()) is not None:
+        recorder.note(f"{name}: {said}")
     steady = SteadyPlan(seconds=plan.seconds, warm_up_s=plan.warm_up_s)
     window = measure_window(steady, sessions, turn, subject, fleet, 1, on_progress)
     for metric, value in _figures_of(window).items():

@@ -91,6 +91,19 @@ class _ErrorReply(msgspec.Struct):
     data: _ErrorData = msgspec.field(default_factory=_ErrorData)
 
 
+class _HttpError(msgspec.Struct):
+    """The body of a response that is an error; the detail is a sentence, or pydantic's list."""
+
+    code: str = ""
+    detail: str | list[_Problem] = ""
+
+    def words(self) -> str:
+        if isinstance(self.detail, str):
+            return self.detail[:_LONGEST_WORDS]
+        return _ErrorData(message="Invalid request", errors=self.detail).words()
+
+
+_decode_http_error: Final = msgspec.json.Decoder(_HttpError).decode
 _decode_reply: Final = msgspec.json.Decoder(Reply).decode
 _decode_error: Final = msgspec.json.Decoder(_ErrorReply).decode
 
@@ -113,6 +126,16 @@ class Said:
         if data.code not in self.words:
             self.words[data.code] = data.words()
         return data.code, False
+
+    def read_http(self, status: int, body: bytes) -> str:
+        """The kind of an error over HTTP: the code that the server gives it, if there is one."""
+        try:
+            error = _decode_http_error(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return f"HTTP {status}"
+        kind = error.code or f"HTTP {status}"
+        self.words.setdefault(kind, error.words())
+        return kind
 
 
 def _credentials() -> dict[str, str]:

@@ -9,12 +9,12 @@ from typing import Final
 import msgspec
 
 from envhive.bench import procfs
-from envhive.bench.limits import cores, raise_file_limit
+from envhive.bench.limits import ServerFilesError, cores, raise_file_limit
 from envhive.bench.load import BUSY, DIED, LoadFleet
 from envhive.bench.plan import KneePlan, SteadyPlan
 from envhive.bench.records import Recorder, SteadyWindow, Verdict
 from envhive.bench.steady import measure_window
-from envhive.bench.subject import Subject
+from envhive.bench.subject import GONE, Subject
 from envhive.errors import ConfigurationError
 
 _SATURATED: Final = 0.85
@@ -59,7 +59,7 @@ def what_broke(plan: KneePlan, window: SteadyWindow) -> str | None:
     return None
 
 
-def diagnose(window: SteadyWindow, around: Surroundings) -> tuple[str, str]:
+def diagnose(window: SteadyWindow, around: Surroundings, obituary: str = "") -> tuple[str, str]:
     """Which resource ran out, and what shows it. The first that fits: from what is certain to what is likely."""
     errors = " ".join(window.errors)
     if "no file descriptor left here" in errors or "no port left here" in errors or DIED in errors:
@@ -83,6 +83,8 @@ def diagnose(window: SteadyWindow, around: Surroundings) -> tuple[str, str]:
         and (around.free_memory < (1 - _NEARLY_ALL) * around.total_memory)
     ):
         return "memory", f"{around.free_memory / 1e6:.0f} MB of {around.total_memory / 1e6:.0f} MB were left"
+    if window.server_died:
+        return "unknown", f"the server died ({obituary}), and no limit that can be seen from here was near"
     return _diagnose_cpu(window, around)
 
 
@@ -104,8 +106,6 @@ def _diagnose_cpu(window: SteadyWindow, around: Surroundings) -> tuple[str, str]
             f"this machine's {around.cores} core(s) were {window.machine_cpu / around.cores:.0%} busy, "
             f"though {server} and {load}: other programs used the rest"
         )
-    if window.server_died:
-        return "unknown", "the server died, and no limit that can be seen from here was near"
     return "unknown", f"{server}; {load}; no limit that can be seen from here was near"
 
 
@@ -160,29 +160,44 @@ def run_knee(
     ramp = Ramp(plan.start, plan.limit, plan.refinements)
     verdict: Verdict | None = None
     for level in ramp:
-        if subject.revive():
-            recorder.note("The server died and was started again.")
+        if (said := subject.revive()) is not None:
+            recorder.note(said)
         on_level(level)
         try:
-            window = _measure(plan, level, subject, fleet, processes, on_progress)
+            window = _measure(plan, level, 1, subject, fleet, processes, on_progress)
+            recorder.add(window)
+            if what_broke(plan, window) is not None and not window.server_died:
+                # Once is chance: whatever else the machine did may have broken it.
+                window = _measure(plan, level, 2, subject, fleet, processes, on_progress)
+                recorder.add(window)
         except ConfigurationError as error:
             if not recorder.results:
                 raise
             ramp.tell(level, held=False)
-            verdict = _verdict(plan, ramp, "the load could not be made", ("load generator", str(error)))
+            resource = "file descriptors" if isinstance(error, ServerFilesError) else "load generator"
+            verdict = _verdict(plan, ramp, "the load could not be made", (resource, str(error)))
             break
-        recorder.add(window)
         reason = what_broke(plan, window)
         ramp.tell(level, held=reason is None)
         if reason is not None:
-            verdict = _verdict(plan, ramp, reason, diagnose(window, Surroundings.here(workers)))
+            found = diagnose(window, Surroundings.here(workers), subject.obituary() if window.server_died else "")
+            verdict = _verdict(plan, ramp, reason, found)
+        if window.server_died and subject.is_lost:
+            recorder.note(GONE)
+            break
     if verdict is None:
         verdict = _verdict(plan, ramp, "nothing", ("nothing", f"all levels up to {ramp.held:g} held"))
     recorder.add(msgspec.structs.replace(verdict, held=ramp.held, broke=ramp.broke))
 
 
 def _measure(
-    plan: KneePlan, level: float, subject: Subject, fleet: LoadFleet, processes: int | None, on_progress: OnProgress
+    plan: KneePlan,
+    level: float,
+    repetition: int,
+    subject: Subject,
+    fleet: LoadFleet,
+    processes: int | None,
+    on_progress: OnProgress,
 ) -> SteadyWindow:
     of_rates = plan.ramp == "rate"
     steady = SteadyPlan(
@@ -194,7 +209,7 @@ def _measure(
         warm_up_s=min(max(plan.think_s, 0.5), plan.seconds),
     )
     sessions = plan.sessions if of_rates else int(level)
-    return measure_window(steady, sessions, 1, subject, fleet, processes, on_progress)
+    return measure_window(steady, sessions, repetition, subject, fleet, processes, on_progress)
 
 
 def _verdict(plan: KneePlan, ramp: Ramp, why: str, found: tuple[str, str]) -> Verdict:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from envhive.bench import screen
 from envhive.bench.limits import cores, is_loopback
-from envhive.bench.records import Kind, Recorder, RunInfo, describe_machine, now
-from envhive.bench.servers import sigterm_as_ctrl_c
+from envhive.bench.records import Kind, Recorder, RunInfo, SteadyWindow, StormCell, describe_machine, now
+from envhive.bench.servers import signals_as_ctrl_c
 from envhive.bench.tables import tables_of, warnings_of
 from envhive.errors import ConfigurationError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 INTERRUPTED: Final = 130
+NOTHING_WORKED: Final = 1
 
 
 class Lab:
@@ -52,7 +53,7 @@ def conduct(recorder: Recorder, measure: Callable[[Lab], None]) -> int:
     console = screen.console()
     failure: ConfigurationError | None = None
     code = 0
-    with sigterm_as_ctrl_c():
+    with signals_as_ctrl_c():
         try:
             measure(Lab(recorder, console))
         except KeyboardInterrupt:
@@ -60,13 +61,25 @@ def conduct(recorder: Recorder, measure: Callable[[Lab], None]) -> int:
             recorder.note("Interrupted: these are the results up to then.")
         except ConfigurationError as error:
             failure = error
-    if recorder.results:
-        present(recorder, console)
-    else:
-        recorder.discard_if_empty()
+        try:
+            if recorder.results:
+                present(recorder, console)
+            else:
+                recorder.discard_if_empty()
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+            screen.remark(console, f"The report was not drawn. To draw it: envhive bench plot {recorder.folder}")
+    if code == INTERRUPTED and not recorder.results:
+        screen.remark(console, "Interrupted before the first result: nothing is kept.")
     if failure is not None:
         raise failure
-    return code
+    return code or (NOTHING_WORKED if _nothing_worked(recorder) else 0)
+
+
+def _nothing_worked(recorder: Recorder) -> bool:
+    """Whether no session of the whole run got through, which a script should not take for a measurement."""
+    measured = [result for result in recorder.results if isinstance(result, (StormCell, SteadyWindow))]
+    return bool(measured) and not any(result.success for result in measured)
 
 
 def present(recorder: Recorder, console: Console) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from envhive.errors import ConfigurationError
 
-RESERVED_FILES: Final = 256
+RESERVED_FILES: Final = 128
 """Left to a load process for everything but sessions."""
 _SESSIONS_PER_PROCESS: Final = 256
 """Fewer than so many do not keep a second load process busy."""
@@ -25,6 +25,10 @@ _MOST_PROCESSES: Final = 4
 """More load processes than this, or than there are cores, are started only if they are asked for by number."""
 _PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_PORTS: Final = 16_384  # 49152 to 65535, where the system does not say
+
+
+class ServerFilesError(ConfigurationError):
+    """The server that was started here may not open as many files as there would be sessions."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -105,7 +109,7 @@ def allot(
         )
     needed = -(-sessions // per_process)
     if server_processes is not None and sessions > per_process * server_processes:
-        raise ConfigurationError(
+        raise ServerFilesError(
             f"{sessions} sessions are more than {server_processes} server process(es) of {files} open files can hold "
             f"({per_process * server_processes}): give more --workers, or raise the limit of open files (ulimit -n)."
         )

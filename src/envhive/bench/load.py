@@ -44,7 +44,7 @@ class StormOutcome(msgspec.Struct, frozen=True):
     errors: dict[str, int]
     wall_s: float
     load_cpu: float
-    """The share of a core that the busiest load process used."""
+    """The share of a core that the busiest load process used, the time apart for which steps sleep."""
     load_cpu_s: float
     """CPU time of all load processes together."""
     said: dict[str, str] = {}
@@ -86,11 +86,23 @@ class LoadFleet:
     def __exit__(self, *exc_info: object) -> None:
         self._crew.__exit__(*exc_info)
 
+    def muster(self, processes: int) -> None:
+        """Have so many processes ready."""
+        self._crew.muster(processes)
+
     def storm(
-        self, url: str, budget: Budget, action: str, mode: Mode, timeout_s: float, on_progress: OnProgress
+        self,
+        url: str,
+        budget: Budget,
+        action: str,
+        mode: Mode,
+        patience_s: float,
+        wait_s: float,
+        on_progress: OnProgress,
     ) -> StormOutcome:
-        """N sessions at once, each connect, reset, step, close."""
-        self._crew.muster(len(budget.shares))
+        """N sessions at once, each connect, reset, step, close. The step itself is known to take `wait_s`."""
+        self.muster(len(budget.shares))
+        timeout_s = patience_s + wait_s
         begin_at = _beginning(max(budget.shares))
         jobs = [
             Storm(url, share, action, mode, begin_at, timeout_s, _rotated(budget.sources, place))
@@ -109,7 +121,8 @@ class LoadFleet:
             whole=_joined([result.whole for result in done]),
             errors=dict(errors),
             wall_s=max(wall_s, 1e-9),
-            load_cpu=max((result.cpu_s for result in done), default=0.0) / max(wall_s, 1e-9),
+            # Nothing is to be done while all steps sleep: that time would hide a load process that was too slow.
+            load_cpu=min(max((result.cpu_s for result in done), default=0.0) / max(wall_s - wait_s, 1e-9), 1.0),
             load_cpu_s=sum(result.cpu_s for result in done),
             said=_first_words(result.said for result in done),
         )

@@ -37,16 +37,16 @@ class Window:
         self.errors: Counter[str] = Counter()
 
     def answered(self, due_at: float, now: float, error: str | None) -> None:
+        if error is None and self.begin <= now < self.end:
+            self.steps += 1  # also one that was due before: the server's CPU time of the window went into it
         if not self.concerns(due_at, now):
             return
         self.latencies.append(now - due_at)
-        if error is not None:
+        if error is None:
+            self.well += 1
+        else:
             self.failed += 1
             self.errors[error] += 1
-            return
-        self.well += 1
-        if now < self.end:
-            self.steps += 1
 
     def concerns(self, due_at: float, now: float) -> bool:
         """Whether the window has to tell of a step that was due then and is answered, or given up, now.
@@ -206,7 +206,8 @@ class Household:
         lost = sum(resident.lost for resident in self.residents)
         await self._drain(window, residents, job.drain_s)
         now, unanswered = clock(), 0
-        for due_at in (due_at for resident in residents for due_at in resident.unanswered()):
+        there = [resident for resident in residents if not resident.lost]  # the others count as lost already
+        for due_at in (due_at for resident in there for due_at in resident.unanswered()):
             if window.concerns(due_at, now):
                 unanswered += 1
                 window.latencies.append(now - due_at)  # it took at least so long

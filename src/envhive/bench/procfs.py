@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,8 @@ import msgspec
 
 _PROC: Final = Path("/proc")
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_SCHEDULED: Final = 2
+"""In the number that stands for a process's clock on Linux: time for which it was scheduled."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -46,10 +49,28 @@ def tree(pid: int) -> list[int]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and not only waiting to be buried."""
+    fields = _stat_fields(pid)
+    return bool(fields) and fields[0] not in ("Z", "X")
+
+
 def cpu_seconds(pids: Iterable[int]) -> float:
     """User and system time that these processes and their ended children have used so far."""
-    ticks = sum(sum(map(int, fields[11:15])) for pid in pids if (fields := _stat_fields(pid)))
-    return ticks / _TICKS_PER_SECOND
+    total = 0.0
+    for pid in pids:
+        if fields := _stat_fields(pid):
+            own, ended_children = sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
+            total += _cpu_clock(pid, own / _TICKS_PER_SECOND) + ended_children / _TICKS_PER_SECOND
+    return total
+
+
+def _cpu_clock(pid: int, rough: float) -> float:
+    """A process's CPU time to the nanosecond: in ticks of 10 ms, a hundred steps of 50 µs are nothing."""
+    try:
+        return time.clock_gettime((~pid << 3) | _SCHEDULED)
+    except OSError:  # it ended meanwhile, or is hidden
+        return rough
 
 
 def memory(pids: Iterable[int]) -> int:

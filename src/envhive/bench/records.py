@@ -196,18 +196,23 @@ class Recorder:
                 raise ConfigurationError(f"{folder} holds a run already: give another --out.")
             self._write_info()
         except OSError as error:
-            raise ConfigurationError(f"Cannot write to {folder}: {error.strerror}.") from None
+            raise self._cannot_write(error) from None
 
     def add(self, result: Result) -> None:
+        """Keep a result; raises if it cannot be written, and has it all the same."""
         self.results.append(result)
-        with (self.folder / RESULTS_FILE).open("ab") as file:
-            file.write(_encode(result) + b"\n")
+        try:
+            with (self.folder / RESULTS_FILE).open("ab") as file:
+                file.write(_encode(result) + b"\n")
+        except OSError as error:
+            raise self._cannot_write(error) from None
 
     def note(self, text: str) -> None:
         """Something a reader of the results must know; said once."""
         if text not in self.info.notes:
             self.info = msgspec.structs.replace(self.info, notes=[*self.info.notes, text])
-            self._write_info()
+            with contextlib.suppress(OSError):  # where nothing can be written, the results say so
+                self._write_info()
 
     def discard_if_empty(self) -> None:
         """A run without a result leaves nothing behind."""
@@ -219,6 +224,9 @@ class Recorder:
     def run(self) -> Run:
         return Run(self.info, self.results)
 
+    def _cannot_write(self, error: OSError) -> ConfigurationError:
+        return ConfigurationError(f"Cannot write to {self.folder}: {error.strerror}.")
+
     def _write_info(self) -> None:
         (self.folder / RUN_FILE).write_bytes(msgspec.json.format(_encode(self.info), indent=2) + b"\n")
 
@@ -229,7 +237,7 @@ def load_run(folder: Path, label: str | None = None) -> Run:
         info = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=RunInfo)
     except FileNotFoundError:
         raise ConfigurationError(f"{folder} is not the folder of a run: it has no {RUN_FILE}.") from None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{folder / RUN_FILE} cannot be read: {error}") from None
     if label is not None:
         info = msgspec.structs.replace(info, label=label)
@@ -237,24 +245,30 @@ def load_run(folder: Path, label: str | None = None) -> Run:
 
 
 def told_apart(runs: Sequence[Run], folders: Sequence[Path]) -> list[Run]:
-    """The same runs, with the names of their folders beside labels that several of them have."""
-    times = Counter(run.info.label for run in runs)
+    """The same runs, with the names of their folders, or else numbers, beside labels that several of them have."""
+    times, found = Counter(run.info.label for run in runs), Counter[str]()
 
     def named(run: Run, folder: Path) -> Run:
         label = f"{run.info.label} ({folder.resolve().name})" if times[run.info.label] > 1 else run.info.label
-        return Run(msgspec.structs.replace(run.info, label=label), run.results)
+        found[label] += 1
+        numbered = f"{label} #{found[label]}" if found[label] > 1 else label
+        return Run(msgspec.structs.replace(run.info, label=numbered), run.results)
 
     return [named(run, folder) for run, folder in zip(runs, folders, strict=True)]
 
 
 def _read_results(path: Path) -> Iterator[Result]:
-    if not path.exists():
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
         return
-    lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
     for number, line in enumerate(lines, start=1):
         try:
-            yield _decode(line)
-        except msgspec.DecodeError as error:
+            if line.strip():
+                yield _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if number < len(lines):
                 raise ConfigurationError(f"{path}, line {number}: {error}") from None
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,28 +31,40 @@ def need_the_extra() -> None:
 def console() -> Console:
     from rich.console import Console
 
-    return Console(soft_wrap=False, highlight=False)
+    class Patient(Console):
+        """Goes on where nobody reads any more (`... | head`): the report is for later."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # or the interpreter would complain at its end
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of plain ASCII shows ? for µ and ≥, and not a traceback
+    return Patient(soft_wrap=False, highlight=False)
 
 
 @contextmanager
 def progress(screen: Console, total: int, unit: str) -> Iterator[tuple[Step, Update]]:
-    """Two bars: the parts of the run, and the part that is under way."""
+    """Two bars: the parts of the run, and the part that is under way. Where nobody looks, a line for each part."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=screen, transient=True, refresh_per_second=5) as bars:
         whole = bars.add_task(unit, total=total)
         part = bars.add_task("", total=None, visible=False)
-        begun = 0
+        begun, doing = 0, ""
 
         def step(description: str, size: int) -> None:
             nonlocal begun
+            nonlocal doing
             bars.update(whole, completed=begun)
-            begun += 1
+            begun, doing = begun + 1, description
             bars.reset(part, total=size or None, description=description, visible=True)
+            if not screen.is_terminal:
+                print(f"{begun}/{total} {unit}: {description}", file=sys.stderr, flush=True)
 
         def update(done: int, failed: int) -> None:
-            bars.update(part, completed=done)
+            bars.update(part, completed=done, description=f"{doing}, {failed} failed" if failed else doing)
 
         yield step, update
         bars.update(whole, completed=begun)
@@ -58,28 +73,28 @@ def progress(screen: Console, total: int, unit: str) -> Iterator[tuple[Step, Upd
 def show(screen: Console, table: Table) -> None:
     """A table that keeps its numbers whole: where the terminal is too narrow for it, a line or two for each row."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table as RichTable
+    from rich.text import Text
 
     width = sum(
         max(len(text) for text in (column, *(row[place] for row in table.rows))) + 4
         for place, column in enumerate(table.columns)
     )
     if screen.is_terminal and width > screen.width:
-        screen.print(f"[bold]{table.title}[/]")
+        screen.print(Text(table.title, style="bold"))
         for row in table.rows:
             cells = (f"{column} {text}" for column, text in zip(table.columns, row, strict=True) if text != "–")
             screen.print("  " + " · ".join(cells), markup=False)
         return
-    wide = Console(file=screen.file, width=max(width, screen.width), highlight=False)
+    wide = type(screen)(file=screen.file, width=max(width, screen.width), highlight=False)
     drawn = RichTable(box=box.SIMPLE_HEAD)
     for place, column in enumerate(table.columns):
         texts = [row[place] for row in table.rows]
         right = all(text[:1].isdigit() or text == "–" for text in texts)
         drawn.add_column(column, justify="right" if right else "left", no_wrap=True)
     for row in table.rows:
-        drawn.add_row(*row)
-    screen.print(f"[bold]{table.title}[/]", soft_wrap=True)
+        drawn.add_row(*map(Text, row))  # as they are: a label may have brackets
+    screen.print(Text(table.title, style="bold"), soft_wrap=True)
     wide.print(drawn)
 
 

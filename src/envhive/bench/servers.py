@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import os
 import signal
@@ -28,6 +29,7 @@ _START_LIMIT_S: Final = 60.0
 _STOP_LIMIT_S: Final = 15.0
 _LOG_TAIL: Final = 600
 _BAD_USAGE: Final = 2
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -94,6 +96,13 @@ class RunningServer:
         """None while it runs; negative if a signal ended it."""
         return None if self._process is None else self._process.poll()
 
+    def obituary(self) -> str:
+        """How a server that died has ended, and the last it said."""
+        code = self.exit_code or 0
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
+        last = self.last_words().splitlines()
+        return f"{how}; it last said: {last[-1]}" if last and code > 0 else how
+
     def start(self) -> None:
         """Start it, and wait until it is ready; raises `ConfigurationError` with the last it said if it is not."""
         self.port = _free_port()
@@ -107,7 +116,7 @@ class RunningServer:
             stdout=self._log,
             stderr=self._log,
             start_new_session=True,  # Ctrl-C reaches only the lab, which stops the servers in its own order
-            preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
+            preexec_fn=lambda: _settle_in(cores),
         )
         self._wait_until_ready()
         self.ready_after_s = time.perf_counter() - began
@@ -145,9 +154,17 @@ class RunningServer:
         return said
 
 
+def _settle_in(cores: set[int]) -> None:
+    """Between fork and exec: to the cores it may use. If the lab is killed, the server ends, too (on Linux)."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+
+
 @contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """What is told to end, by whichever signal, stops the servers that it has started."""
+def signals_as_ctrl_c() -> Iterator[None]:
+    """What is told to end, by whichever signal, or whose terminal is closed, stops the servers that it has started."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -155,11 +172,12 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def clean_environment() -> dict[str, str]:

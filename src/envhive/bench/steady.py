@@ -13,7 +13,7 @@ from envhive.bench.plan import SteadyPlan
 from envhive.bench.procfs import Usage, machine_cpu_seconds
 from envhive.bench.records import Recorder, SteadyWindow
 from envhive.bench.stats import summarise
-from envhive.bench.subject import Subject
+from envhive.bench.subject import GONE, Subject
 
 OnProgress = Callable[[int, int], None]
 
@@ -76,13 +76,22 @@ def run_steady(
     for sessions in plan.sessions:
         subject.budget(sessions, processes)
     empty = warmed_up(subject, fleet)
+    if subject.pid is not None and not subject.is_ours:
+        recorder.note(
+            "Memory per session counts from what the server used before: one that has had sessions keeps memory for "
+            "the next, which then seem to need less."
+        )
     for sessions in sorted(plan.sessions):
         for repetition in range(1, plan.repetitions + 1):
-            if subject.revive():
-                recorder.note("The server died and was started again.")
+            if (said := subject.revive()) is not None:
+                recorder.note(said)
                 empty = warmed_up(subject, fleet)
             on_window(sessions, repetition)
-            recorder.add(measure_window(plan, sessions, repetition, subject, fleet, processes, on_progress, empty))
+            window = measure_window(plan, sessions, repetition, subject, fleet, processes, on_progress, empty)
+            recorder.add(window)
+            if window.server_died and subject.is_lost:
+                recorder.note(GONE)
+                return
 
 
 def warmed_up(subject: Subject, fleet: LoadFleet) -> Usage | None:

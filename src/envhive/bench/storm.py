@@ -9,11 +9,11 @@ import msgspec
 
 from envhive.bench import procfs
 from envhive.bench.jobs import clock
-from envhive.bench.load import LoadFleet, StormOutcome
+from envhive.bench.load import DIED, LoadFleet, StormOutcome
 from envhive.bench.plan import Cell, StormPlan
 from envhive.bench.records import Recorder, StormCell
 from envhive.bench.stats import max_batch, summarise
-from envhive.bench.subject import Subject
+from envhive.bench.subject import GONE, Subject
 
 OnCell = Callable[[Cell], None]
 OnProgress = Callable[[int, int], None]
@@ -32,10 +32,14 @@ def run_storms(
     for sessions in plan.sessions:
         subject.budget(sessions, processes)  # what cannot be opened is said before the first storm, not after hours
     for cell in plan.cells():
-        if subject.revive():
-            recorder.note("The server died and was started again.")
+        if (said := subject.revive()) is not None:
+            recorder.note(said)
         on_cell(cell)
-        recorder.add(_storm(plan, cell, subject, fleet, recorder.info.server_cores, processes, on_progress))
+        result = _storm(plan, cell, subject, fleet, recorder.info.server_cores, processes, on_progress)
+        recorder.add(result)
+        if result.server_died and subject.is_lost:
+            recorder.note(GONE)
+            return
 
 
 def _storm(
@@ -48,9 +52,10 @@ def _storm(
     on_progress: OnProgress,
 ) -> StormCell:
     budget = subject.budget(cell.sessions, processes)
+    fleet.muster(len(budget.shares))  # or the start of the load processes would count as others' work
     before, machine_before, began = subject.cpu_s(), procfs.machine_cpu_seconds(), clock()
     outcome = fleet.storm(
-        subject.url, budget, plan.action_for(cell.wait_s), plan.mode, plan.timeout_s + cell.wait_s, on_progress
+        subject.url, budget, plan.action_for(cell.wait_s), plan.mode, plan.timeout_s, cell.wait_s, on_progress
     )
     ended, machine_after, after = clock(), procfs.machine_cpu_seconds(), subject.usage()
     died = subject.died(suspected=bool(outcome.errors))
@@ -93,5 +98,7 @@ def max_batches(cells: Iterable[StormCell]) -> dict[tuple[str, float], int]:
     """The largest batch borne in every repetition, for each mode and wait."""
     rates: dict[tuple[str, float], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
-        rates[cell.mode, cell.wait_s][cell.sessions].append(cell.success)
+        of_size = rates[cell.mode, cell.wait_s][cell.sessions]
+        if DIED not in cell.errors:  # else it tells nothing of the server
+            of_size.append(cell.success)
     return {key: max_batch(success) for key, success in rates.items()}

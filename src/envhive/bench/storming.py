@@ -16,6 +16,8 @@ from envhive.bench.jobs import Storm, Stormed, clock, durations, pack
 
 _RESET: Final = b'{"type": "reset", "data": {}}'
 _REPORT_EVERY_S: Final = 0.25
+_OK: Final = 200
+_LONGEST_ERROR: Final = 64 * 1024
 
 
 class Visitor(Protocol):
@@ -125,6 +127,7 @@ class HttpVisitor(asyncio.Protocol):
         self._requests = requests
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
+        self._body = b""  # of an error
         self._connected_at = self._reset_at = 0.0
         self._settled = False
 
@@ -151,11 +154,15 @@ class HttpVisitor(asyncio.Protocol):
             self._fail("reply makes no sense")
             self.abort()
 
+    def on_body(self, body: bytes) -> None:
+        if self._parser.get_status_code() != _OK and len(self._body) < _LONGEST_ERROR:
+            self._body += body
+
     def on_message_complete(self) -> None:
         assert self._transport is not None
         status = self._parser.get_status_code()
-        if status != 200:
-            self._fail(f"HTTP {status}")
+        if status != _OK:
+            self._fail(self._tally.said.read_http(status, self._body))
             self._transport.close()
         elif not self._reset_at:
             self._reset_at = clock()

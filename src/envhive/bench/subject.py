@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import socket
 import time
 from collections.abc import Sequence
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 from envhive.bench import procfs
 from envhive.bench.limits import Budget, allot, cores, is_loopback, local_ports, raise_file_limit, usable_sources
 from envhive.bench.servers import Recipe, RunningServer
+from envhive.client.options import websocket_url
 from envhive.errors import ConfigurationError
 
+GONE: Final = "The server died, and was not started here: the run ends with it."
+
 _DYING_S: Final = 0.5
+_PORTS: Final = {"ws": 80, "wss": 443}
 
 
 class Subject:
@@ -56,31 +63,53 @@ class Subject:
         return self._server.pid if self._server.exit_code is None else None
 
     def died(self, suspected: bool) -> bool:
-        """Whether a server that was started here has ended; a suspicion is given a moment to come true.
+        """Whether the server has ended; a suspicion is given a moment to come true.
 
         The connections of a dying process end some milliseconds before the process itself.
         """
         deadline = time.monotonic() + (_DYING_S if suspected else 0.0)
-        while self._server is not None:
-            if self._server.exit_code is not None:
+        while True:
+            if self._has_ended(suspected):
                 return True
             if time.monotonic() >= deadline:
-                break
-            time.sleep(0.01)
-        return False
+                return False
+            time.sleep(0.05)
+
+    def _has_ended(self, suspected: bool) -> bool:
+        if self._server is not None:
+            return self._server.exit_code is not None
+        if self._given_pid is not None and procfs.available():
+            return not procfs.is_running(self._given_pid)
+        return suspected and not _accepts_connections(self.url)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was started here."""
+        return self._server is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a server that was not started here, and so cannot be started again, is gone."""
+        return self._server is None and self._has_ended(suspected=True)
 
     @property
     def ready_after_s(self) -> float:
         """How long it took to start, if it was started here."""
         return 0.0 if self._server is None else self._server.ready_after_s
 
-    def revive(self) -> bool:
-        """Start the server again if it died; whether it had."""
+    def revive(self) -> str | None:
+        """Start the server again if it died; returns what to say about that."""
         if self._server is None or self._server.exit_code is None:
-            return False
+            return None
+        obituary = self._server.obituary()
         self._server.stop()
         self._server.start()
-        return True
+        return f"The server died ({obituary}) and was started again."
+
+    def obituary(self) -> str:
+        """How a server that died has ended, as far as that is known here."""
+        known = self._server is not None and self._server.exit_code is not None
+        return self._server.obituary() if self._server is not None and known else "it no longer accepts connections"
 
     def usage(self) -> procfs.Usage | None:
         return None if self.pid is None else procfs.usage(self.pid)
@@ -101,13 +130,19 @@ class Subject:
         )
 
 
-def check_reachable(url: str) -> None:
-    """A slip in the address is told at once, not counted 16,384 times."""
-    import http.client
-    from urllib.parse import urlsplit
+def _accepts_connections(url: str) -> bool:
+    parts = urlsplit(websocket_url(url))
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or _PORTS[parts.scheme]), timeout=5).close()
+    except TimeoutError:
+        return True  # it may be busy
+    except OSError:
+        return False
+    return True
 
-    from envhive.client.options import websocket_url
 
+def check_reachable(url: str) -> str | None:
+    """A slip in the address is told at once, not counted 16,384 times. Returns what is odd about who answers."""
     try:
         parts = urlsplit(websocket_url(url))
     except ValueError as error:
@@ -116,6 +151,10 @@ def check_reachable(url: str) -> None:
     with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=10)) as connection:
         try:
             connection.request("GET", parts.path.removesuffix("/ws") + "/health")
-            connection.getresponse().read()
+            answer = connection.getresponse()
+            answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise ConfigurationError(f"No server answers at {url}: {error or type(error).__name__}.") from None
+    if answer.status == http.client.NOT_FOUND:
+        return f"{url} has no /health: is it a server of environments?"
+    return None

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
-from envhive.bench.load import BUSY
+from envhive.bench.load import BUSY, DIED
 from envhive.bench.records import Run, SteadyWindow, StormCell
 from envhive.bench.stats import SUCCESS_GOAL, median
 from envhive.bench.storm import max_batches
 
+_HICCUP_S: Final = 0.5
 _DISTURBED: Final = 0.3
 """Cores that other programs may use before a measurement beside them is in doubt."""
 
@@ -67,9 +69,7 @@ def number(value: float | None) -> str:
 
 def storm_table(run: Run) -> Table:
     """A row for each cell of the grid, the median of its repetitions; success is the worst of them."""
-    groups: dict[tuple[str, float, int], list[StormCell]] = defaultdict(list)
-    for cell in run.cells():
-        groups[cell.mode, cell.wait_s, cell.sessions].append(cell)
+    groups = _grouped(run.cells())
     columns = ["mode", "wait", "sessions", "success", "connect p50", "reset p50", "step p50", "p50", "p90", "p99"]
     columns += ["req/s", "concurrency", "sessions/core", "load CPU", "errors"]
     rows = []
@@ -98,9 +98,8 @@ def storm_table(run: Run) -> Table:
 def max_batch_table(run: Run) -> Table:
     rows = []
     for (mode, wait_s), batch in sorted(max_batches(run.cells()).items()):
-        cores = run.info.server_cores
-        shown, per_core = _batch(run, (mode, wait_s), batch), number(batch / cores if cores else None)
-        rows.append([mode, _wait(wait_s), shown, f"≥ {per_core}" if shown.startswith("≥") and cores else per_core])
+        key = (mode, wait_s)
+        rows.append([mode, _wait(wait_s), _batch(run, key, batch), _per_core(run, key, batch)])
     return Table(
         f"Max batch: the largest with {SUCCESS_GOAL:.0%} success in every repetition",
         ["mode", "wait", "max batch", "per core"],
@@ -121,6 +120,14 @@ def _batch(run: Run, key: tuple[str, float], batch: int) -> str:
     return f"≥ {batch:,}" if batch == largest else f"{batch:,}"
 
 
+def _per_core(run: Run, key: tuple[str, float], batch: int) -> str:
+    cores = run.info.server_cores
+    if not cores or not batch:
+        return "–"
+    at_least = "≥ " if _batch(run, key, batch).startswith("≥") else ""
+    return at_least + number(batch / cores)
+
+
 def infrastructure_table(runs: Sequence[Run]) -> Table | None:
     """Storms beside each other: what each infrastructure bore at most, and how; None if there are not several."""
     storms = [run for run in runs if run.info.kind == "storm" and run.results]
@@ -135,7 +142,7 @@ def infrastructure_table(runs: Sequence[Run]) -> Table | None:
             rows.append(
                 [
                     *(run.info.label, mode, _wait(wait_s), _batch(run, (mode, wait_s), batch)),
-                    *("–" if cores is None else str(cores), number(batch / cores if cores else None)),
+                    *("–" if cores is None else str(cores), _per_core(run, (mode, wait_s), batch)),
                     duration(median(cell.whole.p99 for cell in cells) if cells else None),
                     number(median(cell.requests_per_s for cell in cells) if cells else None),
                 ]
@@ -210,17 +217,38 @@ def errors_of(results: Iterable[StormCell | SteadyWindow]) -> str:
     return ", ".join((["server died"] if died else []) + said) or "–"
 
 
+def _outliers(cells: Sequence[StormCell]) -> list[str]:
+    """Repetitions that took far longer than the others, which the medians of the table do not show."""
+    said = []
+    for (_, _, sessions), of_kind in _grouped(cells).items():
+        tails = [cell.whole.p99 for cell in of_kind if cell.whole.count]
+        if tails and max(tails) > 2 * median(tails) and max(tails) > median(tails) + _HICCUP_S:
+            said.append(
+                f"One repetition of {sessions:,} sessions had a p99 of {duration(max(tails))}, where the median of "
+                f"the repetitions is {duration(median(tails))}."
+            )
+    return said
+
+
+def _grouped(cells: Iterable[StormCell]) -> dict[tuple[str, float, int], list[StormCell]]:
+    """The repetitions of each cell of the grid."""
+    groups: dict[tuple[str, float, int], list[StormCell]] = defaultdict(list)
+    for cell in cells:
+        groups[cell.mode, cell.wait_s, cell.sessions].append(cell)
+    return groups
+
+
 def warnings_of(results: Sequence[object]) -> list[str]:
     """What makes the figures say less than they seem to."""
     said = []
-    busy = [result.load_cpu for result in results if isinstance(result, (StormCell, SteadyWindow))]
+    measured = [result for result in results if isinstance(result, (StormCell, SteadyWindow))]
+    busy = [result.load_cpu for result in measured if result.success]  # being refused is quick work
     if max(busy, default=0) > BUSY:
         said.append(
             f"The load generator was the bottleneck: a load process used {max(busy):.0%} of a core. Give it more "
             f"--processes on more cores, or trust only the server's CPU per step."
         )
     windows = [result for result in results if isinstance(result, SteadyWindow)]
-    measured = [result for result in results if isinstance(result, (StormCell, SteadyWindow))]
     others = [result.other_cpu for result in measured if result.other_cpu is not None]
     if max(others, default=0.0) > _DISTURBED:
         said.append(
@@ -233,8 +261,16 @@ def warnings_of(results: Sequence[object]) -> list[str]:
     said += [f"{kind}, in the server's words: {text}" for kind, text in words.items() if text]
     if "VALIDATION_ERROR" in words:
         said.append("If that is about the action, --action gives another.")
-    if any("HTTP 401" in result.errors for result in measured):
-        said.append("The server asks for a token: set ENVHIVE_TOKEN.")
+    if any(kind in result.errors for result in measured for kind in ("HTTP 401", "UNAUTHORIZED")):
+        sent = "ENVHIVE_TOKEN" in os.environ
+        said.append(
+            "The server refused the token in ENVHIVE_TOKEN."
+            if sent
+            else "The server asks for a token: set ENVHIVE_TOKEN."
+        )
+    if any(DIED in result.errors for result in measured):
+        said.append("A load process died: its sessions count as failed, which is no fault of the server's.")
+    said += _outliers([result for result in measured if isinstance(result, StormCell)])
     late = [window.lag.p99 for window in windows if window.lag.count]
     if max(late, default=0.0) > 0.005:
         said.append(

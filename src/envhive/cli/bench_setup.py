@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -111,8 +112,8 @@ class Setup:
             raise ConfigurationError("--pid tells the process of the server at --url, and none was given.")
         if self.pid is not None and procfs.available() and not procfs.tree(self.pid):
             raise ConfigurationError(f"There is no process {self.pid} here.")
-        if self.url is not None:
-            check_reachable(self.url)
+        if self.url is not None and (odd := check_reachable(self.url)) is not None:
+            click.echo(odd, err=True)
 
     @contextmanager
     def serving(self, most_sessions: int) -> Iterator[Subject]:
@@ -177,10 +178,15 @@ class Setup:
             kind,
             label=self.label or self.infrastructure,
             out=self.out,
-            command=shlex.join(["envhive", *sys.argv[1:]]),
-            url=self.url,
+            command=_without_passwords(shlex.join(["envhive", *sys.argv[1:]])),
+            url=None if self.url is None else _without_passwords(self.url),
             server_cores=self.server_cores,
         )
+
+
+def _without_passwords(text: str) -> str:
+    """Addresses may hold a name and a password, which are nobody's business who reads the results."""
+    return re.sub(r"://[^/@\s]+@", "://***@", text)
 
 
 def prepare(options: dict[str, Any]) -> Setup:
