@@ -278,6 +278,9 @@ def test_a_failure_of_the_environments_is_blamed_on_it(cls: type[EnvHiveError]) 
         (ConnectError("refused"), ConnectionError),
         (ConnectionLostError("gone"), ConnectionError),
         (RequestTimeoutError("late"), TimeoutError),
+        (InvalidMessageError("wrong"), RuntimeError),
+        (ExecutionError("failed"), RuntimeError),
+        (SessionCapacityError(1, 1, "full"), RuntimeError),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )

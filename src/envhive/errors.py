@@ -31,6 +31,8 @@
         ├── BadReplyError
         └── RequestTimeoutError               (also a TimeoutError)
 
+What a server answers with is also a `RuntimeError`, which is all that OpenEnv's client raises for it.
+
 A class owns its wire code, says whose fault it is (`outcome`) and whether trying again may help
 (`retryable`). The client raises the class that the server raised: `from_wire` finds it by code.
 """
@@ -108,7 +110,7 @@ class ProviderError(EnvHiveError):
     retryable = True
 
 
-class RequestError(EnvHiveError):
+class RequestError(EnvHiveError, RuntimeError):
     """The caller's mistake. The session is unharmed and goes on."""
 
     code = "VALIDATION_ERROR"
@@ -164,7 +166,7 @@ class MessageTooLargeError(RequestError):
     http_status = 413
 
 
-class EnvironmentFailureError(EnvHiveError):
+class EnvironmentFailureError(EnvHiveError, RuntimeError):
     """The environment's own code failed. It is never a reward."""
 
     code = "EXECUTION_ERROR"
@@ -259,7 +261,7 @@ class ToolCallError(EnvironmentFailureError):
 _TOOL_OUTCOMES: dict[str, Outcome] = {"tool_not_found": "invalid", "invalid_args": "invalid", "timeout": "timeout"}
 
 
-class SessionError(EnvHiveError):
+class SessionError(EnvHiveError, RuntimeError):
     """The session cannot be had, or is gone."""
 
 

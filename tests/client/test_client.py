@@ -354,6 +354,29 @@ def test_a_client_can_be_used_on_a_second_event_loop_after_the_first_has_ended(s
     assert (ended.returncode, ended.stdout) == (0, "3\n4\n")
 
 
+BATCHES: Final = """
+import asyncio, sys
+from envhive import GenericEnvClient
+
+async def play():
+    return [(await client.step({"by": 1})).observation["total"] for _ in range(2)]
+
+client = GenericEnvClient(sys.argv[1], message_timeout_s=20)
+asyncio.run(client.reset(seed=0))
+for _ in range(3):
+    print(asyncio.run(play()))
+asyncio.run(client.close())
+"""
+
+
+def test_an_episode_goes_on_over_event_loops_that_end_and_takes_one_place() -> None:
+    with serving(counting(), "fast", max_concurrent_envs=1) as server:
+        script = [sys.executable, "-c", BATCHES, server.url]
+        ended = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stdout) == (0, "[1, 2]\n[3, 4]\n[5, 6]\n"), ended.stderr
+        server.wait_until_empty()
+
+
 def test_a_client_of_a_running_loop_refuses_another_loop(server: Running) -> None:
     async def elsewhere(client: GenericEnvClient) -> None:
         await client.reset()

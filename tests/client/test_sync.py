@@ -15,7 +15,14 @@ from typing import Any, Final
 import pytest
 
 from envhive import EnvClient, GenericEnvClient, State, SyncEnvClient
-from envhive.errors import ConnectError, ConnectionLostError, ExecutionError, InvalidMessageError, RequestTimeoutError
+from envhive.errors import (
+    ConnectError,
+    ConnectionLostError,
+    ExecutionError,
+    InvalidMessageError,
+    RequestTimeoutError,
+    SessionError,
+)
 from tests.client.gates import LAYER_1, Gate, ServerProcess
 from tests.support.envs import Counting, Move, Seen, async_counting
 from tests.support.processes import envhive_serve
@@ -257,6 +264,17 @@ def test_it_works_inside_a_running_event_loop(server: Running) -> None:
             assert env.state()["step_count"] == 1
 
     asyncio.run(notebook())
+
+
+def test_inside_a_coroutine_of_its_own_it_says_so_and_does_not_hang(server: Running) -> None:
+    class Player(GenericEnvClient):
+        async def play(self) -> Any:
+            return self.sync().state()
+
+    with Player(server.url).sync() as env:
+        with pytest.raises(SessionError, match="await there"):
+            env.play()
+        assert env.reset(seed=3).observation["total"] == 3
 
 
 def test_it_outlives_the_event_loop_it_was_first_used_in(server: Running) -> None:

@@ -197,6 +197,16 @@ CASES: Final = [
         [("POST", "/step", {"action": {"kind": "toss"}})],
     ),
     Case(
+        "hall_env",
+        "server.app:app",
+        [reset(seed=1, episode_id="hall"), step(paces=2), step(paces=2), step(paces="many"), STATE, reset()],
+        [
+            ("POST", "/reset", {"seed": 1}),
+            ("POST", "/step", {"action": {"paces": 2}}),
+            ("GET", "/about?token=mine", None),
+        ],
+    ),
+    Case(
         "robot_env",
         "server.app:app",
         [reset(seed=1), step(lift=5), step(lift=50), step(), STATE, reset(), step(lift=20)],

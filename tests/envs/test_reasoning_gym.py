@@ -92,6 +92,7 @@ def test_a_mixture_draws_by_its_weights() -> None:
     assert drawn.keys() == {"chain_sum", "spell_backward"}
     assert drawn["chain_sum"] > drawn["spell_backward"]
     assert env.reset(seed=1, dataset="maze").dataset == "maze"
+    assert env.reset(seed=1, dataset_name="maze").dataset == "maze"  # as clients written for another server call it
 
 
 def test_all_means_all() -> None:

@@ -47,11 +47,11 @@ def play(target: str, seed: int | None) -> None:
     TARGET is whatever `envhive serve` takes; a server of it runs for as long as you play. The questions are made from
     the action's schema. Where a running server asks for a token, set ENVHIVE_TOKEN.
     """
-    from envhive.bench.servers import sigterm_as_ctrl_c
+    from envhive.bench.servers import signals_as_ctrl_c
     from envhive.client.client import GenericEnvClient  # late: --help need not wait for them
     from envhive.validation.serving import http_url, is_url, local_server
 
-    with sigterm_as_ctrl_c(), nullcontext() if is_url(target) else local_server(target) as server:
+    with signals_as_ctrl_c(), nullcontext() if is_url(target) else local_server(target) as server:
         url = http_url(target) if server is None else server.url
         schema = RunningServer(url).ask("/schema")
         try:

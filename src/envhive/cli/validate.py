@@ -79,12 +79,12 @@ def validate(
 
     The exit code is 0 if nothing is wrong, 1 if something is, 2 if the command was not understood.
     """
-    from envhive.bench.servers import sigterm_as_ctrl_c
+    from envhive.bench.servers import signals_as_ctrl_c
     from envhive.validation.validate import Wishes, validate  # late: --help need not wait for a client and a server
 
     wishes = Wishes(not no_live, sessions, actions, timeout, openenv_python)
     on_stage = _quiet if as_json or not sys.stderr.isatty() else _say_stage
-    with sigterm_as_ctrl_c():
+    with signals_as_ctrl_c():
         validation = validate(subject, wishes, on_stage)
     if as_json:
         click.echo(json.dumps(validation.as_json(strict=strict), indent=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import os
@@ -59,11 +60,14 @@ class _Home:
         self.asking = asyncio.Lock()
 
     def is_here(self) -> bool:
-        return self._loop is asyncio.get_running_loop() and self._pid == os.getpid()
+        return self._loop is asyncio.get_running_loop() and not self.is_of_a_parent()
+
+    def is_of_a_parent(self) -> bool:
+        return self._pid != os.getpid()
 
     def is_alive(self) -> bool:
         """Whether it still runs, elsewhere. A forked child has only the picture of its parent's loop."""
-        return self._loop.is_running() and self._pid == os.getpid()
+        return self._loop.is_running() and not self.is_of_a_parent()
 
 
 def _model_or_none(argument: Any) -> type[Any] | None:
@@ -322,11 +326,19 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         transport, self._transport = self._transport, None
         servers, self._servers = self._servers, None
         try:
-            if transport is not None and self._home is not None and self._home.is_here():
-                await transport.close()
+            if transport is not None and self._home is not None:
+                await self._part_from(transport, self._home)
         finally:
             if servers is not None:
                 await asyncio.shield(asyncio.to_thread(servers.stop))
+
+    async def _part_from(self, transport: Transport, home: _Home) -> None:
+        if home.is_here():
+            await transport.close()
+        elif transport.lease is not None and self._resumes and not home.is_alive() and not home.is_of_a_parent():
+            # Its event loop has ended: without a word the session would wait for us.
+            with contextlib.suppress(EnvHiveError):
+                await (await Transport.connect(self._url, self._options, transport.lease)).close()
 
     async def disconnect(self) -> None:
         """The same as `close`."""
@@ -356,8 +368,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         if home is None or not home.is_here():
             if home is not None and self._transport is not None:
                 if home.is_alive():
-                    raise SessionError("This client belongs to another event loop. Make one client for each loop.")
-                self._transport = self._transport.left_behind()
+                    raise SessionError(
+                        "This client belongs to another event loop. Make one client for each loop; to use one session "
+                        "from several, call client.sync() there, in asyncio.to_thread."
+                    )
+                self._transport = self._transport.left_behind(forked=home.is_of_a_parent())
             self._home = home = _Home()
         async with home.connecting:
             transport = self._transport

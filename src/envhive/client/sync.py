@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from envhive.client.client import ActT, EnvClient, ObsT, StateT
 from envhive.client.transport import say_goodbye
+from envhive.errors import SessionError
 from envhive.types import StepResult
 
 T = TypeVar("T")
@@ -123,6 +124,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_background)
 
 
+def is_on_a_loop() -> bool:
+    """Whether an event loop runs this code."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def is_in_background() -> bool:
     """Whether this code runs on the shared event loop."""
     return asyncio.get_running_loop() is _background.loop()
@@ -130,6 +140,9 @@ def is_in_background() -> bool:
 
 def run_in_background(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the shared event loop, and wait for it."""
+    if is_on_a_loop() and is_in_background():
+        coroutine.close()
+        raise SessionError("A sync client cannot be used in a coroutine of its own, which it waits for: await there.")
     future = asyncio.run_coroutine_threadsafe(coroutine, _background.loop())
     try:
         return future.result()

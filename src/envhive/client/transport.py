@@ -233,10 +233,12 @@ class Transport(WSListener):
         if self._ws is not None and not self._ws.is_disconnected:
             self._ws.disconnect(graceful=False)
 
-    def left_behind(self) -> Self:
+    def left_behind(self, *, forked: bool) -> Self:
         """What is left of this connection when its event loop has ended, or stayed in the parent of a fork."""
         self._ws = None
-        self.lease = None  # the session is the parent's, if there is one
+        if forked:
+            self.lease = None  # the session is the parent's
+        self.was_cut, self.lost_at = True, time.monotonic()
         self._ended = ConnectionLostError("The event loop of this connection has ended")
         return self
 

@@ -15,7 +15,7 @@ from envhive.client import client as native
 from envhive.client import mcp, sync
 from envhive.client.launch import servers_of
 from envhive.client.options import websocket_url
-from envhive.client.sync import is_in_background, run_in_background
+from envhive.client.sync import is_in_background, is_on_a_loop, run_in_background
 from envhive.client.transport import Transport
 from envhive.errors import ConfigurationError
 from envhive.fleet.fleet import Fleet
@@ -105,9 +105,7 @@ class EnvClient(native.EnvClient[ActT, ObsT, StateT]):
             self._base_url = ""
 
     def _either(self, call: Callable[[], Coroutine[Any, Any, T]]) -> Any:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not is_on_a_loop():
             self._is_plain = True
             return run_in_background(call())
         if is_in_background() or self._is_plain is False:
@@ -318,9 +316,7 @@ class _Speaking(native.EnvClient[Any, Any, Any]):
 
 def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine from plain code; on another thread where an event loop runs in this one."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not is_on_a_loop():
         return asyncio.run(coro)
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, coro).result()

@@ -13,7 +13,9 @@ from types import ModuleType
 from typing import Any, Final
 
 from envhive.compat.names import ELSEWHERE, MODULES, NEEDS
+from envhive.compat.serialization import serialize_observation
 from envhive.errors import ConfigurationError
+from envhive.wire.codec import write_observations_by
 
 ROOTS: Final = {"openenv": "openenv", "openenv_core": "openenv.core", "core": "openenv.core"}
 """The packages that environments import from, and what each is in the table."""
@@ -64,6 +66,12 @@ class AliasModule(ModuleType):
             raise ImportError(str(error)) from error
         setattr(self, name, value)
         return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Heeds what some environments replace in OpenEnv's server: the form in which observations are sent."""
+        super().__setattr__(name, value)
+        if name == "serialize_observation" and self.__key == "openenv.core.env_server.http_server":
+            write_observations_by(None if value is serialize_observation else value)
 
     def __original(self, name: str) -> ModuleType:
         """The installed OpenEnv's module of this name, for what it has and EnvHive does not, such as `_helpers`."""
@@ -172,3 +180,4 @@ def uninstall() -> None:
     ours = [name for name, each in sys.modules.items() if isinstance(each, AliasModule) or name.endswith(_ORIGINAL)]
     for name in ours:
         del sys.modules[name]
+    write_observations_by(None)

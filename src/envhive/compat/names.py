@@ -27,7 +27,10 @@ _INTERFACES: Final = _from("envhive.environment", "Environment", "Transform") | 
     "envhive.compat.interfaces", "Message", "ModelTokenizer", "TaskProvider"
 )
 _TRANSFORMS: Final = _from("envhive.compat.interfaces", "CompositeTransform", "NullTransform")
-_APPS: Final = _from("envhive.server.app", "HTTPEnvServer", "create_app", "create_fastapi_app")
+_APPS: Final = {
+    **_from("envhive.server.app", "create_app", "create_fastapi_app"),
+    "HTTPEnvServer": "envhive.server.openenv:HTTPEnvServer",
+}
 _PAGES: Final = {
     # There is no page yet: the same app without one.
     "create_web_interface_app": "envhive.server.app:create_app",

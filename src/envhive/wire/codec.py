@@ -21,7 +21,7 @@ from pydantic_core import PydanticSerializationError, SchemaSerializer, to_json
 
 from envhive.errors import EnvHiveError, InvalidJSONError, InvalidMessageError, UnknownTypeError
 from envhive.types import StepResult
-from envhive.wire.messages import NO_DATA, Message, Request, StepRequest
+from envhive.wire.messages import NO_DATA, ExtendedStepRequest, Message, Request, StepRequest
 
 logger: Final = logging.getLogger("envhive.environment")
 
@@ -43,6 +43,8 @@ _encode_number: Final = msgspec.json.Encoder().encode
 
 decode_step: Final = msgspec.json.Decoder(StepRequest).decode
 """The step in a frame, which is what nearly all frames hold; raises one of `NOT_A_STEP` for any other message."""
+decode_extended_step: Final = msgspec.json.Decoder(ExtendedStepRequest).decode
+"""The same for layer 2."""
 NOT_A_STEP: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -220,6 +222,8 @@ def with_id(reply: bytes, request_id: int | str) -> bytes:
         >>> with_id(b'{"type":"state","data":{}}', 7)
         b'{"type":"state","data":{},"id":7}'
     """
+    if isinstance(request_id, int):
+        return b'%b,"id":%d}' % (reply[:-1], request_id)
     return b'%b,"id":%b}' % (reply[:-1], to_json(request_id))
 
 
@@ -230,6 +234,14 @@ def error_data(error: EnvHiveError) -> dict[str, Any]:
 
 
 _observation_serializers: dict[type, SchemaSerializer | None] = {}
+_own_form: Callable[[Any], Any] | None = None
+
+
+def write_observations_by(form: Callable[[Any], Any] | None) -> None:
+    """Have `form` make the `data` of a reply from an observation, in this process; None: the usual form."""
+    global _own_form
+    _own_form = form
+    _observation_serializers.clear()
 
 
 def encode_observation(observation: Any) -> bytes:
@@ -265,7 +277,7 @@ def encode_observation(observation: Any) -> bytes:
 
 
 def _direct_serializer(cls: type) -> SchemaSerializer | None:
-    if not issubclass(cls, BaseModel) or issubclass(cls, RootModel):
+    if _own_form is not None or not issubclass(cls, BaseModel) or issubclass(cls, RootModel):
         return None
     if cls.model_dump is not BaseModel.model_dump:
         return None  # an author who overrides model_dump means it to be called
@@ -273,12 +285,14 @@ def _direct_serializer(cls: type) -> SchemaSerializer | None:
 
 
 def _encode_unusual_observation(observation: Any) -> bytes:
-    """Observations that are dicts, dataclasses, or models with a `model_dump` of their own."""
+    """Observations that are dicts, dataclasses, models with a `model_dump` of their own, or written in another form."""
     if inspect.iscoroutine(observation):
         observation.close()
         raise TypeError("reset or step returned a coroutine: write it as `async def`, also inside a decorator")
     if isinstance(observation, StepResult):
         raise TypeError("reset or step returned a StepResult, which clients make: return its observation")
+    if _own_form is not None:
+        return b'{"type":"observation","data":%b}' % _to_json(_own_form(observation))
     fields = observation.model_dump() if hasattr(observation, "model_dump") else observation
     document = json.loads(_to_json(fields))
     if not isinstance(document, dict):

@@ -35,3 +35,10 @@ class StepRequest(Struct, forbid_unknown_fields=True, frozen=True, gc=False, tag
     """A step, and nothing but a step."""
 
     data: Raw
+
+
+class ExtendedStepRequest(StepRequest, frozen=True, gc=False, tag="step"):
+    """The same in layer 2."""
+
+    id: int | str | None = None
+    timeout_s: float | None = None

@@ -66,10 +66,16 @@ class ReasoningGymEnvironment(Environment[ReasoningGymAction, ReasoningGymObserv
         return weights
 
     def reset(
-        self, seed: int | None = None, episode_id: str | None = None, dataset: str | None = None, **kwargs: Any
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        dataset: str | None = None,
+        dataset_name: str | None = None,
+        **kwargs: Any,
     ) -> ReasoningGymObservation:
-        """Begin an episode, with a question from another data set if one is named."""
+        """Begin an episode, with a question from another data set if one is named, by either keyword."""
         self._episode.end()
+        dataset = dataset_name if dataset is None else dataset
         weights = self._weights if dataset is None else self._weights_of(dataset)
         seed = random.SystemRandom().getrandbits(32) if seed is None else seed
         self._random.seed(seed)

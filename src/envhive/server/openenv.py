@@ -1,0 +1,68 @@
+"""OpenEnv's server class, for environments that derive from it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from envhive.inspection import Factory
+from envhive.server import app
+
+logger: Final = logging.getLogger("envhive.server")
+
+_NEVER_CALLED: Final = ("_create_session", "_cleanup_session_resources", "_run_in_session_executor")
+"""Methods by which OpenEnv's server keeps its sessions. Here the hive does."""
+
+
+class HTTPEnvServer(app.HTTPEnvServer):
+    """EnvHive's server, with what subclasses of OpenEnv's reach for."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in (*_NEVER_CALLED, "_destroy_session"):
+            if name in vars(cls):
+                logger.warning("%s.%s replaces a part of OpenEnv's server: EnvHive never calls it", cls.__name__, name)
+
+    @property
+    def action_cls(self) -> type[Any]:
+        return self.hive.blueprint.action_cls
+
+    @property
+    def observation_cls(self) -> type[Any]:
+        return self.hive.blueprint.observation_cls
+
+    @property
+    def reset_observation_cls(self) -> type[Any]:
+        return self.hive.blueprint.reset_observation_cls or self.observation_cls
+
+    @property
+    def state_cls(self) -> type[Any]:
+        return self.hive.blueprint.state_cls
+
+    @property
+    def env_name(self) -> str:
+        return self.hive.blueprint.env_name
+
+    @property
+    def _env_factory(self) -> Factory:
+        return self.hive.blueprint.factory
+
+    @property
+    def _max_concurrent_envs(self) -> int:
+        return self.max_concurrent_envs
+
+    @property
+    def _sessions(self) -> dict[str, Any]:
+        """The sessions of this process with their environments; None for one that is elsewhere, or not made yet.
+
+        One that a `/reset` over HTTP has left on offer is none of OpenEnv's.
+        """
+        sessions = self.hive.sessions.items()
+        return {name: session.environment for name, session in sessions if not self.hive.http.is_on_offer(name)}
+
+    async def _destroy_session(self, session_id: str) -> None:
+        """End a session, and wait until its environment is closed."""
+        session = self.hive.sessions.get(session_id)
+        if session is not None:
+            session.end()
+            await session.wait_closed()

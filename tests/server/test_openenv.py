@@ -1,0 +1,62 @@
+"""OpenEnv's server class, for those who derive from it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from envhive.server.openenv import HTTPEnvServer
+from envhive.types import State
+from tests.support.envs import Move, Seen, counting
+
+
+def test_a_derived_class_finds_what_it_reaches_for() -> None:
+    env = counting()
+
+    class Derived(HTTPEnvServer):
+        def __init__(self) -> None:
+            super().__init__(env=env, action_cls=Move, observation_cls=Seen, env_name="counting")
+            self.sample = self._env_factory()
+
+    server = Derived()
+    assert isinstance(server.sample, env)
+    assert (server.action_cls, server.observation_cls, server.reset_observation_cls) == (Move, Seen, Seen)
+    assert issubclass(server.state_cls, State)
+    assert (server.env_name, server._max_concurrent_envs) == ("counting", server.max_concurrent_envs)
+
+
+def test_its_sessions_are_there_with_their_environments_and_can_be_ended() -> None:
+    env, app = counting(), FastAPI()
+    server = HTTPEnvServer(env, Move, Seen)
+    server.register_routes(app)
+
+    @app.post("/end")
+    async def end() -> int:
+        ended = [await server._destroy_session(name) for name in [*server._sessions, "unknown"]]
+        return len(ended) - 1
+
+    with TestClient(app) as client, client.websocket_connect("/ws") as ws:
+        client.post("/reset")  # leaves a session on offer, which OpenEnv's does not
+        ws.send_json({"type": "reset"})
+        ws.receive_json()
+        assert [type(each) for each in server._sessions.values()] == [env]
+        assert client.post("/end").json() == 1
+        assert server._sessions == {}
+        assert ws.receive()["type"] == "websocket.close"
+    assert env.journal.count("close") == env.journal.count("make")
+
+
+def test_what_is_overridden_for_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "envhive.server"):
+
+        class Derived(HTTPEnvServer):
+            async def _destroy_session(self, session_id: str) -> None:
+                await asyncio.sleep(0)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "Derived._destroy_session replaces a part of OpenEnv's server: EnvHive never calls it"
+    ]
