@@ -183,6 +183,41 @@ def test_an_environment_whose_close_hangs_does_not_keep_its_place(lane: Lane, mo
         released.set()
 
 
+@pytest.mark.parametrize("where", ["__init__", "close"])
+def test_environments_that_hang_keep_no_others_from_being_made(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where coroutines are served, constructors and `close` share a few threads; those that hang are replaced."""
+    monkeypatch.setattr("envhive.server.session._CLOSING_S", 0.2)
+    monkeypatch.setattr("envhive.server.session.STOPPING_S", 0.2)
+    monkeypatch.setattr("envhive.server.runner._POOL_THREADS", 2)
+    released, hang = threading.Event(), True
+    begun = threading.Semaphore(0)
+
+    def maybe_hang(self: Counting) -> None:
+        if hang:
+            begun.release()
+            released.wait(60)
+        getattr(Counting, where)(self)
+
+    try:
+        with serving(async_counting(**{where: maybe_hang}), "fast", max_concurrent_envs=8) as server:
+            for _ in range(3):
+                with contextlib.ExitStack() as clients:
+                    for _ in range(2):
+                        clients.enter_context(server.connect())
+                    if where == "__init__":
+                        begun.acquire()
+                        begun.acquire()
+                server.wait_until_empty()
+            assert stuck(server) == 6
+            hang = False
+            with server.connect() as ws:
+                assert reset(ws)["type"] == "observation"
+            released.set()
+            eventually(lambda: stuck(server) == 0)
+    finally:
+        released.set()
+
+
 def test_a_step_that_only_waits_for_a_shared_thread_does_not_end_its_session() -> None:
     env = counting(REQUIRES_SINGLE_THREAD_EXECUTOR=True)
 

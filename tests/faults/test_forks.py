@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import pytest
 from envhive import GenericEnvClient
 from tests.support import raw
 from tests.support.processes import envhive_serve
+from tests.support.servers import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -64,6 +66,24 @@ def test_a_child_that_stays_holds_neither_the_port_nor_a_connection(tmp_path: Pa
         finally:
             os.kill(child, signal.SIGKILL)
             player.close()
+
+
+def test_a_child_of_a_killed_worker_does_not_stand_in_the_way_of_its_successor(tmp_path: Path) -> None:
+    options = ("--workers", "2", "--max-sessions", "6")
+    with envhive_serve(TARGET, *options, cwd=ROOT, log=tmp_path / "log") as server, contextlib.ExitStack() as stack:
+        players = [stack.enter_context(GenericEnvClient(server.url).sync()) for _ in range(4)]
+        for player in players:
+            player.reset()  # so that both workers have spoken to each other
+        child = players[0].step({"do": "keep_one"}).observation["found"]
+        try:
+            worker = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(worker, signal.SIGKILL)
+            eventually(lambda: server.health()["status"] == "healthy" and server.health()["active_sessions"] == 2, 20)
+            for _ in range(4):
+                stack.enter_context(GenericEnvClient(server.url).sync()).reset()
+            assert server.health()["active_sessions"] == 6
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_what_is_left_to_be_done_at_the_end_does_not_keep_the_server() -> None:

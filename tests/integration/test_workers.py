@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
 import os
+import select
 import signal
+import socket
+import subprocess
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -19,8 +24,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from envhive import GenericEnvClient
 from envhive.errors import ConnectionLostError, SessionCapacityError
+from tests.support import raw
 from tests.support.metrics import scrape
-from tests.support.processes import ServerProcess, envhive_serve, refused
+from tests.support.processes import ENVHIVE, ServerProcess, children_of, envhive_serve, free_port, refused
 from tests.support.servers import eventually
 from tests.support.wild import is_alive
 
@@ -175,6 +181,16 @@ def test_workers_do_not_outlive_a_killed_supervisor() -> None:
         eventually(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], within=20)
 
 
+def test_ctrl_c_while_workers_start_is_no_traceback() -> None:
+    command = [ENVHIVE, "serve", "echo", "--workers", "2", "--port", str(free_port())]
+    for _ in range(3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+            eventually(lambda pid=server.pid: len(children_of(pid)) == 2)  # started, and far from ready
+            server.send_signal(signal.SIGINT)
+            printed, _ = server.communicate(timeout=20)
+        assert (server.returncode, printed) == (0, "")
+
+
 def test_bad_configuration_is_said_once() -> None:
     assert "no module 'nowhere'" in refused("serve", "nowhere:Thing", "--workers", "3")
 
@@ -242,3 +258,99 @@ def test_an_http_session_of_a_killed_worker_is_gone_and_its_place_is_free() -> N
         assert outcomes == {(True, 404), (False, 200)}
         eventually(lambda: get(server, "/health")["active_sessions"] == 2)
         assert [call(server, "/reset")[0] for _ in range(2)] == [200] * 2
+
+
+def workers_of(server: ServerProcess) -> list[int]:
+    """Their processes, also of a server that says 503."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
+        connection.request("GET", "/health")
+        return [each["pid"] for each in json.load(connection.getresponse())["workers"] if "pid" in each]
+
+
+TOKEN = "a-long-secret"
+
+
+def get_as_ada(server: ServerProcess, path: str) -> Any:
+    request = urllib.request.Request(f"{server.url}{path}", headers={"Authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        return json.load(reply)
+
+
+def upgrades(server: ServerProcess, count: int) -> list[socket.socket]:
+    """So many connections that have asked for a session, and have not looked whether they got one."""
+    comers = [raw.dial(server.port) for _ in range(count)]
+    for comer in comers:
+        comer.sendall(raw.upgrade_request(server.port, "/ws", f"Authorization: Bearer {TOKEN}"))
+    return comers
+
+
+@pytest.mark.parametrize("dies", ["sender", "receiver"])
+def test_a_worker_that_dies_while_connections_are_handed_over_leaves_no_place_taken(dies: str) -> None:
+    options = ("--workers", "2", "--max-sessions", "2000", "--token", f"ada:{TOKEN}:700")
+    with envhive_serve("benchmark-async", *options) as server:
+
+        def is_empty() -> bool:
+            return get_as_ada(server, "/sessions") == [] and get_as_ada(server, "/health")["active_sessions"] == 0
+
+        sender, receiver = [each["pid"] for each in get_as_ada(server, "/health")["workers"]]
+        os.kill(receiver, signal.SIGSTOP)  # held up, so that they queue
+        try:
+            comers = upgrades(server, 600)
+            # Those that the sender keeps are answered; the others are on their way.
+            answered = select.poll()
+            for comer in comers:
+                answered.register(comer, select.POLLIN)
+            eventually(lambda: len(answered.poll(0)) >= 250, 20)
+            doomed = sender if dies == "sender" else receiver
+            os.kill(doomed, signal.SIGKILL)
+            eventually(lambda: not is_alive(doomed))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(receiver, signal.SIGCONT)
+        for comer in comers:
+            raw.hang_up(comer, hard=True)
+        eventually(is_empty, 20, lambda: (get_as_ada(server, "/health"), get_as_ada(server, "/sessions")))
+        # And of her own places, too, none is missing.
+        comers = upgrades(server, 700)
+        eventually(lambda: get_as_ada(server, "/health")["active_sessions"] == 700, 20)
+        for comer in comers:
+            raw.hang_up(comer)
+
+
+def test_a_worker_that_drains_sends_newcomers_to_the_others() -> None:
+    async def scenario(server: ServerProcess) -> None:
+        async with sessions(server, 2) as [(_, reply), _]:
+            leaving = reply["data"]["observation"]["pid"]
+            os.kill(leaving, signal.SIGTERM)
+            await asyncio.to_thread(eventually, lambda: get(server, "/health")["status"] == "degraded")
+            # Whoever reaches it before it has told the others is sent away, and may try again.
+            await asyncio.to_thread(eventually, lambda: call(server, "/reset")[0] == 200)
+            async with sessions(server, 8) as opened:
+                assert {reply["data"]["observation"]["pid"] for _, reply in opened}.isdisjoint({leaving})
+
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "20") as server:
+        asyncio.run(scenario(server))
+
+
+def test_a_worker_that_is_started_anew_drains_if_the_server_does() -> None:
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "4") as server:
+        assert call(server, "/drain")[0] == 200
+        doomed = workers_of(server)[0]
+        os.kill(doomed, signal.SIGKILL)
+        eventually(lambda: len(set(workers_of(server)) - {doomed}) == 2, 20)
+        assert {call(server, "/reset")[1]["code"] for _ in range(12)} == {"DRAINING"}
+
+
+def test_frames_before_the_answer_to_the_upgrade_are_not_lost_between_workers() -> None:
+    with envhive_serve("benchmark-async", "--workers", "2", "--max-sessions", "100") as server:
+        for _ in range(10):
+            comers = [raw.dial(server.port) for _ in range(20)]
+            for comer in comers:
+                comer.sendall(raw.upgrade_request(server.port))
+            for comer in comers:
+                comer.sendall(raw.frame(b'{"type":"reset","data":{}}'))
+            for comer in comers:
+                seen = b""
+                while b'"observation"' not in seen:
+                    seen += comer.recv(65536)
+                comer.close()

@@ -351,6 +351,17 @@ def test_a_foreign_page_cannot_upgrade_on_either_lane(lane: Lane) -> None:
             assert reset(ws)["type"] == "observation"
 
 
+def test_where_no_tokens_are_asked_for_a_route_of_the_apps_own_gets_its_parameter_of_that_name() -> None:
+    app = app_with()
+
+    @app.get("/mine")
+    def mine(token: str = "none") -> str:
+        return token
+
+    with TestClient(app) as client:
+        assert client.get("/mine?token=abc").json() == "abc"
+
+
 # Large bodies.
 
 

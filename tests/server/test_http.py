@@ -270,6 +270,16 @@ def test_a_server_says_whether_its_environment_may_run_many_times_at_once(env: t
     assert not HTTPEnvServer(alone, Move, Seen).is_concurrency_safe
 
 
+def test_metadata_are_there_while_every_place_is_taken(env: type[Counting]) -> None:
+    with TestClient(create_app(env, Move, Seen, max_concurrent_envs=1)) as client:
+        with client.websocket_connect("/ws") as ws:
+            ws.send_json({"type": "reset"})
+            ws.receive_json()
+            assert client.post("/reset").status_code == 503
+            assert client.get("/metadata").json()["name"] == "CountingEnvironment"
+        assert client.get("/metadata").json()["name"] == "CountingEnvironment"
+
+
 # Routes of the environment's own.
 
 

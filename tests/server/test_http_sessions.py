@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from envhive import create_app
+from envhive import Environment, create_app
 from envhive.errors import SessionCapacityError, SessionExpiredError
 from envhive.server.auth import Tokens
 from envhive.server.blueprint import Blueprint
@@ -219,6 +219,24 @@ def test_sessions_expire_sooner_when_no_request_has_named_them(env: type[Countin
             hive.admit(None)
         for session in sessions:
             session.end()
+        await hive.shutdown()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [counting, async_counting, lambda: counting(BLOCKING=False)])
+def test_a_newcomer_who_gets_the_place_of_one_on_offer_is_served_however_fast_that_closes(
+    kind: Callable[[], type[Counting]],
+) -> None:
+    env = type("Unclosed", (kind(),), {"close": Environment.close})  # closing what has nothing to close is done at once
+
+    async def scenario() -> None:
+        hive = Hive(Blueprint.of(env, Move, Seen), ServerConfig(max_sessions=1))
+        for _ in range(3):
+            session = await hive.admit_in_turn(None)
+            async with asyncio.timeout(20):
+                await session.ask_reset({})
+            assert hive.http.add(session)
         await hive.shutdown()
 
     asyncio.run(scenario())

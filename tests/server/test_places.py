@@ -11,7 +11,8 @@ import pytest
 
 from envhive.errors import SessionCapacityError
 from envhive.server.auth import Owner
-from envhive.server.places import Ledger, LocalPlaces, SharedPlaces
+from envhive.server.ledger import Ledger, Ticket
+from envhive.server.places import LocalPlaces, Places, SharedPlaces
 
 
 @pytest.fixture
@@ -56,6 +57,99 @@ def test_a_dead_workers_places_are_free_again(ledger: Ledger) -> None:
     assert [ledger.reserve(0), ledger.reserve(0), ledger.reserve(0)] == [2, 0, None]
 
 
+def test_a_worker_that_drains_gets_no_newcomers_and_is_still_there(ledger: Ledger) -> None:
+    ledger.set_at_work(0, True, takes_newcomers=False)
+    assert {ledger.reserve(0) for _ in range(6)} == {1, 2}
+    assert ledger.at_work() == [True, True, True]
+    assert SharedPlaces(ledger, 0, 0, 7).best_worker() in (1, 2)
+
+
+def test_a_server_that_drains_does_so_in_every_life_of_a_worker(ledger: Ledger) -> None:
+    places = SharedPlaces(ledger, 0, 0, 7)
+    assert not places.is_draining()
+    places.drain()
+    ledger.forget(1)
+    assert SharedPlaces(ledger, 0, 1, 7).is_draining()
+    assert not SharedPlaces(ledger, 1, 1, 7).is_draining()
+
+
+def handed_over(ledger: Ledger, sender: int, receiver: int, owner: Owner | None = None) -> Ticket:
+    """A place with another worker, for a connection on its way there."""
+    for worker in range(3):
+        ledger.set_at_work(worker, worker == receiver)
+    reserved = ledger.reserve_from(sender, 0, owner)
+    assert reserved is not None
+    assert reserved[0] == receiver
+    assert reserved[1] is not None
+    return reserved[1]
+
+
+def test_what_a_dead_worker_was_handing_over_gives_its_place_back(ledger: Ledger) -> None:
+    ada = Owner("ada", 5, 1)
+    arrived, on_its_way = handed_over(ledger, 0, 1, ada), handed_over(ledger, 0, 1, ada)
+    assert ledger.arrive(arrived)
+    ledger.forget(0)
+    assert ledger.counts(0) == [0, 1, 0]
+    for _ in range(4):
+        ledger.reserve(0, 2, owner=ada)  # of her five
+    with pytest.raises(SessionCapacityError, match="'ada'"):
+        ledger.reserve(0, 2, owner=ada)
+    ledger.forget(2)
+    assert not ledger.arrive(on_its_way)  # it comes after all, and has to find a place anew
+    assert ledger.counts(0) == [0, 1, 0]
+    assert ledger.arrive(handed_over(ledger, 2, 1))
+    assert ledger.counts(0) == [0, 2, 0]
+
+
+def test_a_connection_that_did_not_get_there_gives_its_place_back_once(ledger: Ledger) -> None:
+    ticket = handed_over(ledger, 0, 1)
+    ledger.lose(ticket)
+    ledger.lose(ticket)
+    assert ledger.counts(0) == [0, 0, 0]
+
+
+def test_a_dead_receivers_places_are_not_given_back_a_second_time_by_the_sender(ledger: Ledger) -> None:
+    ticket = handed_over(ledger, 0, 1)
+    ledger.forget(1)
+    handed_over(ledger, 2, 1)  # to its successor
+    ledger.lose(ticket)
+    ledger.forget(0)
+    assert ledger.counts(0) == [0, 1, 0]
+
+
+def test_a_place_on_offer_that_is_on_its_way_is_free_again_when_it_does_not_get_there(ledger: Ledger) -> None:
+    ledger.set_limit(0, 1)
+    receiver = SharedPlaces(ledger, 0, 1, 1)
+    receiver.take()
+    receiver.offer()
+    ticket = handed_over(ledger, 0, 1)
+    assert (receiver.taken(), receiver.on_offer()) == (1, 0)
+    with pytest.raises(SessionCapacityError):
+        receiver.take()
+    ledger.lose(ticket)
+    assert receiver.taken() == 0
+    assert ledger.arrive(handed_over(ledger, 0, 1))
+    assert receiver.taken() == 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_place_on_offer_that_another_has_taken_is_not_given_back_with_its_session(
+    ledger: Ledger, shared: bool
+) -> None:
+    places: Places = SharedPlaces(ledger, 0, 0, 2) if shared else LocalPlaces(2)
+    for _ in range(2):
+        places.take()
+        places.offer()
+    places.take()  # one of those two
+    places.withdraw(known=2)  # whose session ends before it is told
+    assert (places.taken(), places.on_offer()) == (1, 1)
+    places.withdraw(known=1)
+    assert (places.taken(), places.on_offer()) == (1, 0)
+    places.take()
+    with pytest.raises(SessionCapacityError):
+        places.take()
+
+
 def test_each_hive_has_places_of_its_own(ledger: Ledger) -> None:
     ledger.set_limit(1, 1)
     one, other = SharedPlaces(ledger, 0, 0, 7), SharedPlaces(ledger, 1, 0, 1)
@@ -95,9 +189,17 @@ def test_an_owner_takes_no_more_places_than_its_quota(ledger: Ledger, shared: bo
 
 def test_a_reservation_counts_in_the_quota_wherever_it_is(ledger: Ledger) -> None:
     places = SharedPlaces(ledger, 0, 0, 7)
-    assert [places.reserve_anywhere(ADA), places.reserve_anywhere(ADA), places.reserve_anywhere(ADA)] == [0, 1, None]
-    places.give_back_for(1, ADA)
-    assert places.reserve_anywhere(ADA) == 1
+    here, there, nowhere = (places.reserve_anywhere(ADA) for _ in range(3))
+    assert (here, nowhere) == ((0, None), None)
+    assert there is not None
+    assert there[0] == 1
+    assert there[1] is not None
+    ledger.lose(there[1])
+    again = places.reserve_anywhere(ADA)
+    assert again is not None
+    assert again[0] == 1
+    assert again[1] is not None
+    assert ledger.arrive(again[1])
     ledger.forget(0)
     places.take(ADA)
     with pytest.raises(SessionCapacityError, match="'ada'"):
@@ -134,3 +236,12 @@ def test_a_process_that_dies_with_the_lock_gives_it_back(ledger: Ledger) -> None
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert ledger.reserve(0) is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system keeps such files on a disk")
+def test_a_ledger_needs_no_disk_that_may_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/dev/full")
+    made = Ledger.create(2)
+    made.set_limit(0, 1)
+    assert made.limit(0) == 1
+    os.close(made.descriptor)

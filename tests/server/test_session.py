@@ -168,6 +168,40 @@ def test_a_numbered_request_runs_once_however_often_it_comes_and_over_whichever_
     asyncio.run(scenario())
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(1, 8) | st.sampled_from(["a", "b"]) | st.none(), st.sampled_from([None, 60])), max_size=20
+    )
+)
+def test_numbers_names_and_time_limits_of_requests_mix(requests: list[tuple[int | str | None, int | None]]) -> None:
+    async def scenario() -> None:
+        env, wire = counting(BLOCKING=False), Wire()
+        session = open_session(env, wire, extended=Extended(60))
+        session.receive('{"type":"reset"}')
+        wire.frames.clear()
+        runs, last, kept = 0, None, None
+        for name, limit in requests:
+            extras = {**({} if name is None else {"id": name}), **({} if limit is None else {"timeout_s": limit})}
+            session.receive(json.dumps({"type": "step", "data": {"by": 1}, **extras}))
+            reply = wire.frames.pop()
+            assert wire.frames == []
+            assert reply.get("id") == name
+            if name is not None and name == last:
+                assert reply == kept
+            elif isinstance(name, int) and isinstance(last, int) and name < last:
+                assert reply["data"]["code"] == "SESSION_ERROR"
+            else:
+                runs += 1
+                assert reply["data"]["observation"]["total"] == runs
+                if name is not None:
+                    last, kept = name, reply
+        assert env.journal.count("step") == runs
+        session.end()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
 @settings(max_examples=30, deadline=None)
 @given(sequence=frames, cut=st.integers(0, 40))
@@ -269,6 +303,28 @@ def test_questions_from_elsewhere_wait_in_the_same_line() -> None:
         session.end()
         with pytest.raises(EnvHiveError):
             await session.ask_state()
+
+    asyncio.run(scenario())
+
+
+def test_a_session_with_a_time_limit_leaves_no_timer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        wire, loop = Wire(), asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+        call_later = loop.call_later
+
+        def noting(delay: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+            timers.append(call_later(delay, *args, **options))
+            return timers[-1]
+
+        monkeypatch.setattr(loop, "call_later", noting)
+        session = open_session(counting(BLOCKING=False), wire, step_timeout=600.0)
+        for _ in range(3):
+            session.receive('{"type":"step","data":{"by":1}}')
+        assert len(wire.frames) == 3
+        assert len([timer for timer in timers if not timer.cancelled()]) == 1
+        session.end()
+        assert all(timer.cancelled() for timer in timers)
 
     asyncio.run(scenario())
 

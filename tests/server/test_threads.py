@@ -7,16 +7,13 @@ import ctypes
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
-from envhive.errors import EnvHiveError, ExecutionError
+from envhive.errors import ExecutionError
 from envhive.server import threads
-from envhive.server.threads import Mailbox, Pool, Worker
-
-STACK = 512 * 1024
+from envhive.server.threads import Mailbox, Worker
+from tests.support.mailboxes import ask, on_a_loop
 
 
 def futex_lists() -> int | None:
@@ -25,27 +22,6 @@ def futex_lists() -> int | None:
         return None
     found = ctypes.CDLL(None).prctl(78, 2, 0, 0, 0)
     return None if found < 0 else int(found)
-
-
-def on_a_loop(test: Callable[[Mailbox], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        await asyncio.wait_for(test(Mailbox(asyncio.get_running_loop(), STACK)), 30)
-
-    asyncio.run(main())
-
-
-def ask(worker: Worker | Pool, job: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def done(result: Any, error: EnvHiveError | None) -> None:
-        assert threading.current_thread() is threading.main_thread()
-        if error is None:
-            answer.set_result(result)
-        else:
-            answer.set_exception(error)
-
-    worker.submit(job, args, done)
-    return answer
 
 
 def test_a_worker_does_its_jobs_in_order_and_always_on_the_same_thread() -> None:
@@ -165,111 +141,6 @@ def test_an_idle_mailbox_keeps_no_timer() -> None:
         assert time.monotonic() < deadline
         release.set()
         await stuck
-
-    try:
-        on_a_loop(test)
-    finally:
-        release.set()
-
-
-def test_a_pool_does_all_jobs_and_answers_each_once() -> None:
-    async def test(mailbox: Mailbox) -> None:
-        pool = Pool(mailbox, 8)
-        for size in (1, 100, 3):
-            assert await asyncio.gather(*(ask(pool, int, number) for number in range(size))) == list(range(size))
-        with pytest.raises(ExecutionError, match="ZeroDivisionError"):
-            await ask(pool, lambda: 1 / 0)
-        pool.stop()
-
-    on_a_loop(test)
-
-
-@pytest.mark.parametrize("quick_ones_first", [0, 100])
-def test_jobs_of_a_pool_that_wait_do_so_side_by_side_up_to_its_size(quick_ones_first: int) -> None:
-    release = threading.Event()
-    running: set[int] = set()
-
-    def wait() -> None:
-        running.add(threading.get_ident())
-        release.wait()
-
-    async def test(mailbox: Mailbox) -> None:
-        pool = Pool(mailbox, 6)
-        await asyncio.gather(*(ask(pool, int) for _ in range(quick_ones_first)))
-        waiting = [ask(pool, wait) for _ in range(5)]
-        assert await asyncio.gather(*(ask(pool, int) for _ in range(20))) == [0] * 20  # there is a sixth thread
-        waiting += [ask(pool, wait) for _ in range(5)]
-        while len(running) < 6:
-            await asyncio.sleep(0)
-        release.set()
-        await asyncio.gather(*waiting)
-        assert len(running) == 6
-        pool.stop()
-
-    try:
-        on_a_loop(test)
-    finally:
-        release.set()
-
-
-def test_a_pool_does_with_the_threads_that_it_gets_and_takes_more_when_there_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    release = threading.Event()
-    refused = 0
-
-    async def test(mailbox: Mailbox) -> None:
-        nonlocal refused
-
-        def refuse(*args: Any) -> int:
-            nonlocal refused
-            refused += 1
-            raise RuntimeError("can't start new thread")
-
-        pool = Pool(mailbox, 4)
-        stuck = ask(pool, release.wait)
-        monkeypatch.setattr(Mailbox, "start_thread", refuse)
-        waiting = [ask(pool, int) for _ in range(3)]
-        while refused < 20:
-            await asyncio.sleep(0)
-        assert not any(answer.done() for answer in waiting)
-        monkeypatch.undo()
-        assert await asyncio.gather(*waiting) == [0] * 3
-        release.set()
-        await stuck
-        pool.stop()
-
-    try:
-        on_a_loop(test)
-    finally:
-        release.set()
-
-
-def test_jobs_of_a_pool_that_wait_a_little_do_so_side_by_side() -> None:
-    def nap() -> int:
-        time.sleep(0.0015)  # too long for quick ones, too short to be waited for in vain
-        return threading.get_ident()
-
-    async def test(mailbox: Mailbox) -> None:
-        pool = Pool(mailbox, 64)
-        assert len(set(await asyncio.gather(*(ask(pool, nap) for _ in range(200))))) >= 4
-        pool.stop()
-
-    on_a_loop(test)
-
-
-def test_an_answer_of_a_pool_does_not_wait_for_the_job_behind_it() -> None:
-    release = threading.Event()
-
-    async def test(mailbox: Mailbox) -> None:
-        pool = Pool(mailbox, 1)
-        await asyncio.gather(*(ask(pool, int) for _ in range(100)))
-        quick, stuck = ask(pool, lambda: "quick"), ask(pool, release.wait)
-        assert await quick == "quick"
-        assert not stuck.done()
-        release.set()
-        await stuck
-        pool.stop()
 
     try:
         on_a_loop(test)

@@ -20,7 +20,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from envhive.errors import ConfigurationError
-from envhive.server.places import MOST_HIVES, Ledger, SharedPlaces
+from envhive.server import forks
+from envhive.server.ledger import MOST_HIVES, Ledger, Ticket
+from envhive.server.places import SharedPlaces
 
 logger: Final = logging.getLogger("envhive.server")
 
@@ -40,6 +42,8 @@ class Parcel(msgspec.Struct, tag="parcel", frozen=True):
     owner: int | None
     layer: int
     session: str | None
+    ticket: Ticket | None
+    """For the place that is reserved for it; None if it has a session."""
 
 
 class Question(msgspec.Struct, tag="question", frozen=True):
@@ -163,6 +167,8 @@ class Crew:
         """Called with the hive that a connection is for."""
         self._listener: socket.socket | None = None
         self._channels: dict[int, Channel] = {}
+        self._on_the_way: dict[int, deque[Ticket]] = {}
+        """Of connections that each of the others may not have taken yet."""
         self._incoming: set[Channel] = set()
         self._asked: dict[int, tuple[Channel, asyncio.Future[Any]]] = {}
         self._questions = 0
@@ -181,6 +187,7 @@ class Crew:
         """Listen to the others, and tell them that sessions are welcome here."""
         path = self._path(self.index)
         path.unlink(missing_ok=True)
+        forks.keep_folder(str(self._folder))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self._listener.bind(str(path))
@@ -201,6 +208,10 @@ class Crew:
     def path_for_requests(self, worker: int) -> Path:
         return self._folder / f"{worker}.http"
 
+    def decline(self) -> None:
+        """Take no more newcomers: this worker drains. Whoever has a session here still gets here."""
+        self.ledger.set_at_work(self.index, True, takes_newcomers=False)
+
     def leave(self) -> None:
         """Take no more sessions: this worker is about to stop."""
         self.ledger.set_at_work(self.index, False)
@@ -215,17 +226,34 @@ class Crew:
             return None
         return int(worker) if int(worker) < len(at_work) and at_work[int(worker)] else None
 
+    def reaches(self, worker: int) -> bool:
+        """Whether another worker can be spoken to: it may have died a moment ago."""
+        return self._channel_to(worker) is not None
+
     def hand_over(self, worker: int, parcel: Parcel, connection: int) -> bool:
-        """Give a connection to another worker; False if that worker cannot be reached."""
+        """Give a connection to another worker; False if that cannot be reached: its place there is free again."""
+        channel, copied = None, -1
         try:
             channel = self._channel_to(worker)
-            if channel is None:
-                return False
-            channel.send(parcel, os.dup(connection))
+            copied = -1 if channel is None else os.dup(connection)
         except OSError as error:  # no descriptor is left
             logger.error("A connection could not be handed over: %s", error)
+        if channel is None or copied < 0:
+            if parcel.ticket is not None:
+                self.ledger.lose(parcel.ticket)
             return False
+        if parcel.ticket is not None:
+            self._on_the_way.setdefault(worker, deque()).append(parcel.ticket)
+            self._still_on_the_way(worker)
+        channel.send(parcel, copied)
         return channel.is_open
+
+    def _still_on_the_way(self, worker: int) -> list[Ticket]:
+        """What another worker has yet to take; they arrive in the order in which they were sent."""
+        tickets = self._on_the_way.get(worker, deque())
+        for _ in range(len(tickets) - self.ledger.on_the_way(self.index, worker)):
+            tickets.popleft()
+        return list(tickets)
 
     # Asking.
 
@@ -272,6 +300,9 @@ class Crew:
         return channel
 
     def _lost(self, channel: Channel) -> None:
+        for worker in [worker for worker, known in self._channels.items() if known is channel]:
+            for ticket in self._still_on_the_way(worker):
+                self.ledger.lose(ticket)
         for asked, future in self._asked.values():
             if asked is channel and not future.done():
                 future.set_result(None)
@@ -279,8 +310,8 @@ class Crew:
     def _take(self, channel: Channel, letter: Letter, descriptor: int | None) -> None:
         if isinstance(letter, Parcel):
             if descriptor is None or self.on_parcel is None:
-                if letter.session is None:
-                    self.ledger.release(letter.hive, self.index, letter.owner)
+                if letter.ticket is not None:
+                    self.ledger.lose(letter.ticket)
                 logger.error("A connection was lost on its way here: no descriptor is left for it")
                 return
             self.on_parcel(self._members[letter.hive], letter, socket.socket(fileno=descriptor))

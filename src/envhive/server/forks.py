@@ -28,6 +28,8 @@ forked = False
 """Whether this process was forked from one that serves."""
 _serving: set[int | str] = set()
 """Ports, and paths, that this process listens on."""
+_folders: set[str] = set()
+"""Where the sockets are, by which it speaks with others of the server's processes."""
 _handlers: dict[signal.Signals, Any] = {}
 """What was done on a signal before there was a server."""
 
@@ -46,9 +48,26 @@ def serving(listeners: list[socket.socket], handlers: Mapping[signal.Signals, An
         _handlers.clear()
 
 
+def keep_folder(folder: str) -> None:
+    """Sockets of this folder are the server's own."""
+    _folders.add(folder)
+
+
 def _address(found: socket.socket) -> int | str:
-    name = found.getsockname()
+    return _place(found.getsockname())
+
+
+def _place(name: Any) -> int | str:
     return name[1] if isinstance(name, tuple) else str(name)
+
+
+def _leads_to_the_server(found: socket.socket) -> bool:
+    if _address(found) in _serving:
+        return True
+    ends = [str(_address(found))]
+    with contextlib.suppress(OSError):  # it is connected to nobody
+        ends.append(str(_place(found.getpeername())))
+    return any(end.startswith(folder) for end in ends for folder in _folders)
 
 
 class _Mask(threading.local):
@@ -109,7 +128,7 @@ def _is_a_connection(descriptor: int) -> bool:
     except OSError:  # the one with which the folder was read
         return False
     try:
-        return _address(found) in _serving
+        return _leads_to_the_server(found)
     except OSError:
         return False
     finally:

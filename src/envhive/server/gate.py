@@ -72,7 +72,7 @@ class Gate:
 
     def _let_in(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        in_query = _take_token_from_query(scope)
+        in_query = _take_token_from_query(scope) if self._config.tokens else ""  # else it is the app's own
         is_websocket = scope["type"] == "websocket"
         if is_websocket or scope["method"] not in (*_READS, "OPTIONS"):
             self._check_origin(headers, scope)

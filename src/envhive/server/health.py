@@ -63,6 +63,9 @@ def report_of(health: Health) -> dict[str, Any]:
     }
 
 
+_OUT_OF_SERVICE: Final = (HealthStatus.UNHEALTHY, HealthStatus.DRAINING)
+
+
 def merged(own: Health, active_sessions: int, reports: dict[int, dict[str, Any] | None]) -> Health:
     """The health of the whole server: as bad as its worst worker, and degraded while one is missing."""
     reasons, statuses, workers = [], [], []
@@ -77,7 +80,7 @@ def merged(own: Health, active_sessions: int, reports: dict[int, dict[str, Any] 
             workers.append({"worker": index, **{k: report[k] for k in ("pid", "status", "sessions", "loop_lag_ms")}})
     present = [report for report in reports.values() if report is not None]
     status = worst(statuses)
-    if status is HealthStatus.UNHEALTHY and any(report["status"] != status for report in present):
+    if status in _OUT_OF_SERVICE and not all(report["status"] in _OUT_OF_SERVICE for report in present):
         status = HealthStatus.DEGRADED  # a part of it still serves
     return Health(
         status=status,

@@ -133,7 +133,7 @@ class Hive:
         )
         session.greet(self._limits)
         predecessor = self.http.make_room()
-        if predecessor is None:
+        if predecessor is None or predecessor.id not in self.sessions:  # it may have closed at once
             session.open()
         else:
             self._successors[predecessor] = session  # their environments might get in each other's way
@@ -141,8 +141,12 @@ class Hive:
         return session
 
     @property
+    def _is_draining(self) -> bool:
+        return self._draining or (self.shared is not None and self.shared.is_draining())
+
+    @property
     def _takes_no_more(self) -> bool:
-        return self._draining or self.closing_at is not None
+        return self._is_draining or self.closing_at is not None
 
     def refusal(self) -> SessionError | None:
         """Why a newcomer would find no place at this moment; None if it would."""
@@ -188,7 +192,9 @@ class Hive:
         if self.crew is None or self.shared is None:
             return None
         worker = self.shared.best_worker() if session_id is None else self.crew.owner_of(session_id)
-        return None if worker in (None, self.crew.index) else self.crew.path_for_requests(worker)
+        if worker is None or worker == self.crew.index or (session_id is None and not self.crew.reaches(worker)):
+            return None
+        return self.crew.path_for_requests(worker)
 
     def resume(self, session_id: str, token: str, outlet: Outlet, owner: Owner | None) -> Session:
         """The session of a client that lost its connection; raises `SessionNotFoundError`, whatever the reason."""
@@ -322,7 +328,7 @@ class Hive:
         lag = self._sweeper.lag
         failed_lately = self._clock() - self._failed_at < FAILURES_FORGOTTEN_S
         status, reasons = judge(
-            draining=self._draining,
+            draining=self._is_draining,
             lag=lag,
             window=self._sweeper.window,
             failures_in_a_row=self._failures_in_a_row if failed_lately else 0,
@@ -399,10 +405,15 @@ class Hive:
         return session
 
     async def metadata(self) -> bytes:
-        """What the environment says about itself; asked once, of an instance made for it."""
+        """What the environment says about itself; asked once, of an instance made for it, or of another if all are."""
         if self._metadata is None:
-            async with self.visit(None) as session:
-                self._metadata = await session.ask(self.calls.metadata)
+            try:
+                async with self.visit(None) as session:
+                    self._metadata = await session.ask(self.calls.metadata)
+            except SessionCapacityError:
+                if not self.sessions:
+                    raise
+                self._metadata = await next(iter(self.sessions.values())).ask(self.calls.metadata)
         return self._metadata
 
     # The end.
@@ -416,6 +427,7 @@ class Hive:
     async def drain_all(self) -> Health:
         """The same for the whole server."""
         if self.crew is not None and self.shared is not None:
+            self.shared.drain()
             await self.crew.ask_all(self.shared.hive, "drain")
         self.drain()
         return await self.health()

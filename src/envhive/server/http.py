@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -21,7 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from envhive.errors import EnvHiveError, InvalidMessageError
+from envhive.server.auth import Owner
 from envhive.server.gate import Caller, error_response
+from envhive.server.hangups import unless_gone
 from envhive.server.hive import Hive
 from envhive.server.mcp_http import McpEndpoint
 from envhive.server.relay import Relayed, is_relayed
@@ -160,8 +163,7 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
         keywords = {} if body is None else body.model_dump(exclude_unset=True)
         timeout_s = keywords.pop("timeout_s", None)
         if session_id is None:
-            session = await hive.admit_in_turn(owner)
-            return await _begin(hive, session, keywords, timeout_s)
+            return await unless_gone(request, _begin(hive, owner, keywords, timeout_s))
         guest = hive.http.find(session_id, owner)
         again = keywords.get("request_id")
         answer = await guest.once("reset", again, keywords, lambda: guest.session.ask_reset(keywords, timeout_s))
@@ -183,8 +185,9 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
         except InvalidMessageError as error:
             hive.metrics.steps.outcomes[error.outcome] += 1
             raise
-        async with hive.visit(owner) as session:
-            return _json(await session.ask_step(action, keywords, body.timeout_s))
+        return await unless_gone(
+            request, _visit(hive, owner, lambda session: session.ask_step(action, keywords, body.timeout_s))
+        )
 
     @app.get("/state", response_model=hive.blueprint.state_cls, responses=_ERRORS, tags=["Environment"])
     async def state(request: Request, owner: Caller, session_id: SessionId = None) -> Response:
@@ -193,8 +196,7 @@ def _register_control(app: FastAPI, hive: Hive) -> None:
             return relayed
         if session_id is not None:
             return _json(await hive.http.find(session_id, owner).session.ask_state(), session_id)
-        async with hive.visit(owner) as session:
-            return _json(await session.ask_state())
+        return await unless_gone(request, _visit(hive, owner, Session.ask_state))
 
     @offer(app, "POST", "/close", response_model=CloseResponse, responses=_ERRORS, tags=["Environment"])
     async def close(request: Request, owner: Caller, session_id: SessionId = None) -> Response | CloseResponse:
@@ -213,10 +215,18 @@ async def _relay(hive: Hive, request: Request, session_id: str | None) -> Respon
     """Another worker's answer, if the session is there, or a new one would find more room there."""
     if is_relayed(request.scope) or (way := hive.way_to(session_id)) is None:
         return None
-    return Relayed(way, await request.body())
+    return Relayed(way, await request.body(), named=session_id is not None)
 
 
-async def _begin(hive: Hive, session: Session, keywords: dict[str, Any], timeout_s: float | None) -> Response:
+async def _visit(hive: Hive, owner: Owner | None, ask: Callable[[Session], Awaitable[bytes]]) -> Response:
+    """What a fresh environment says."""
+    async with hive.visit(owner) as session:
+        return _json(await ask(session))
+
+
+async def _begin(hive: Hive, owner: Owner | None, keywords: dict[str, Any], timeout_s: float | None) -> Response:
+    """The first observation of a new session, and its name if it lives on."""
+    session = await hive.admit_in_turn(owner)
     kept = False
     try:
         answer = await session.ask_reset(keywords, timeout_s)
@@ -279,9 +289,9 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         return HealthResponse(**asdict(await hive.drain_all()))
 
     @app.get("/metadata", response_model=EnvironmentMetadata, tags=["Environment"])
-    async def metadata() -> Response:
+    async def metadata(request: Request) -> Response:
         """What the environment says about itself."""
-        return _json(await hive.metadata())
+        return await unless_gone(request, _metadata(hive))
 
     @app.get("/schema", tags=["Environment"])
     async def schema() -> dict[str, Any]:
@@ -294,6 +304,10 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
             "reset_observation": blueprint.reset_observation_cls or blueprint.observation_cls,
         }
         return {name: json_schema(cls) for name, cls in classes.items()}
+
+
+async def _metadata(hive: Hive) -> Response:
+    return _json(await hive.metadata())
 
 
 def _written_down(reports: dict[int, dict[str, Any] | None], accept: str) -> tuple[bytes, str]:

@@ -95,6 +95,9 @@ class HttpSessions:
             raise SessionNotFoundError("The session has ended before it could be used")
         self._guests[session.id] = Guest(session, on_offer=False, conversation=conversation)
 
+    def keeps(self, session: Session) -> bool:
+        return session.id in self._guests
+
     def find(self, session_id: str, owner: Owner | None) -> Guest:
         """The session that a request names, which from now on stays; raises if there is none."""
         guest = self._guests.get(session_id)
@@ -112,7 +115,7 @@ class HttpSessions:
         return guest
 
     def make_room(self) -> Session | None:
-        """End the oldest sessions whose places have been taken; the last of them, if any, is still closing."""
+        """End the oldest sessions whose places have been taken; the last of them, if any, may still be closing."""
         expelled = None
         while len(self._on_offer) > self._places.on_offer():
             expelled = self._expel(next(iter(self._on_offer.values())))
@@ -148,10 +151,9 @@ class HttpSessions:
         if guest is None or not guest.on_offer:
             self._places.give_back(session.owner)
         else:
-            nobody_took_it = len(self._on_offer) <= self._places.on_offer()
+            known = len(self._on_offer)
             del self._on_offer[session.id]
-            if nobody_took_it:
-                self._places.withdraw()
+            self._places.withdraw(known)
         if guest is not None and isinstance(session.ended_by, SessionExpiredError):
             self._remember(session, str(session.ended_by))
 

@@ -48,6 +48,11 @@ class Extended:
             raise SessionError(f"Request {request_id} was answered before, and its reply is no longer kept")
         return None
 
+    def is_new(self, request_id: int | str | None) -> bool:
+        """Whether it is a number that comes after the last one, as those of nearly all requests do."""
+        last = self._last_id
+        return type(request_id) is int and (last is None or (type(last) is int and request_id > last))
+
     def keep(self, reply: bytes) -> bytes:
         """Mark a reply with the id of its request, and remember it."""
         if self.refused_id is not None:

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -21,11 +22,13 @@ from envhive.errors import EnvHiveError, InvalidJSONError, SessionNotFoundError
 from envhive.server.auth import Owner
 from envhive.server.conversation import Conversation, batch_error, is_unasked
 from envhive.server.gate import OWNER, refusal_headers
+from envhive.server.hangups import unless_gone
 from envhive.server.hive import Hive
 from envhive.server.mcp import VERSIONS, as_rpc_error
 from envhive.server.outlet import TRY_AGAIN_LATER
 from envhive.server.phases import Phase
 from envhive.server.relay import Relayed, is_relayed
+from envhive.server.session import Session
 from envhive.wire.codec import decode_value
 from envhive.wire.jsonrpc import (
     INVALID_PARAMS,
@@ -205,21 +208,22 @@ class McpEndpoint:
 
     async def _initialize(self, request: Request, document: dict[str, Any]) -> Response:
         if not is_relayed(request.scope) and (way := self._hive.way_to(None)) is not None:
-            return Relayed(way, await request.body())
+            return Relayed(way, await request.body(), named=False)
         try:
-            session = await self._hive.admit_in_turn(_owner(request))
+            return await unless_gone(request, self._begin(_owner(request), document))
         except EnvHiveError as error:
             refused = _json(encode_error(as_rpc_error(error, _id_of(document))), error.http_status)
             refused.headers.update(refusal_headers(error))
             return refused
-        conversation = McpSession(session)
-        answer = await conversation.answer(document) or b""
-        if conversation.peer.version is None or session.phase is not Phase.IDLE:
-            session.end()
-            await session.wait_closed()
-            return _json(answer, 400)
-        self._hive.http.keep(session, conversation)
-        return _json(answer, 200, session.id)
+
+    async def _begin(self, owner: Owner | None, document: dict[str, Any]) -> Response:
+        async with self._beginning(owner) as session:
+            conversation = McpSession(session)
+            answer = await conversation.answer(document) or b""
+            if conversation.peer.version is None or session.phase is not Phase.IDLE:
+                return _json(answer, 400)
+            self._hive.http.keep(session, conversation)
+            return _json(answer, 200, session.id)
 
     def _find(self, session_id: str, request: Request) -> McpSession:
         guest = self._hive.http.find(session_id, _owner(request))
@@ -240,10 +244,10 @@ class McpEndpoint:
         if isinstance(named, str) and (way := self._way_to(request, named)) is not None:
             return Relayed(way, body)
         if method == "openenv/session/create" and (way := self._way_to(request, None)) is not None:
-            return Relayed(way, body)
+            return Relayed(way, body, named=False)
         try:
             if method == "openenv/session/create":
-                return _json(await self._create(_owner(request), document))
+                return await unless_gone(request, self._create(_owner(request), document))
             if method == "openenv/session/close":
                 return _json(await self._close(_owner(request), document, named))
             if method == "server/discover":
@@ -251,8 +255,7 @@ class McpEndpoint:
             if is_unasked(document):
                 return Response(status_code=202)
             if named is None:
-                async with self._hive.visit(_owner(request)) as session:
-                    return _answered(await Conversation(session).answer(document))
+                return await unless_gone(request, self._visit(_owner(request), document))
             guest = self._hive.http.find(str(named), _owner(request))
             return _answered(await Conversation(guest.session).answer(_without_session_id(document)))
         except SessionNotFoundError:
@@ -264,11 +267,26 @@ class McpEndpoint:
             error.request_id = _id_of(document)
             return _json(encode_error(error))
 
-    async def _create(self, owner: Owner | None, document: dict[str, Any]) -> bytes:
+    async def _visit(self, owner: Owner | None, document: dict[str, Any]) -> Response:
+        async with self._hive.visit(owner) as session:
+            return _answered(await Conversation(session).answer(document))
+
+    async def _create(self, owner: Owner | None, document: dict[str, Any]) -> Response:
+        async with self._beginning(owner) as session:
+            await session.wait_opened()
+            self._hive.http.keep(session)
+            return _json(encode_result({"session_id": session.id}, _id_of(document)))
+
+    @asynccontextmanager
+    async def _beginning(self, owner: Owner | None) -> AsyncIterator[Session]:
+        """A new session, which ends with this unless it is kept."""
         session = await self._hive.admit_in_turn(owner)
-        await session.wait_opened()
-        self._hive.http.keep(session)
-        return encode_result({"session_id": session.id}, _id_of(document))
+        try:
+            yield session
+        finally:
+            if not self._hive.http.keeps(session):
+                session.end()
+                await session.wait_closed()
 
     async def _close(self, owner: Owner | None, document: dict[str, Any], named: Any) -> bytes:
         if not isinstance(named, str):

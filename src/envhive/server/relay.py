@@ -10,7 +10,7 @@ import httptools
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from envhive.errors import SessionError, SessionNotFoundError
+from envhive.errors import DrainingError, SessionError, SessionNotFoundError
 from envhive.server.gate import error_response
 
 _CHUNK: Final = 65536
@@ -27,18 +27,21 @@ def is_relayed(scope: Scope) -> bool:
 
 
 class Relayed(Response):
-    """Another worker's answer to a request, as it comes."""
+    """Another worker's answer to a request, as it comes. `named` says whether the request is about a session there."""
 
-    def __init__(self, path: Path, body: bytes) -> None:
+    def __init__(self, path: Path, body: bytes, *, named: bool = True) -> None:
         super().__init__()
         self._path = path
         self._content = body
+        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             reader, writer = await asyncio.open_unix_connection(str(self._path))
         except OSError:
-            gone = SessionNotFoundError("The worker that had this session is gone, and the session with it")
+            gone: SessionError = DrainingError("The worker that had room for a session has just ended: try again")
+            if self._named:
+                gone = SessionNotFoundError("The worker that had this session is gone, and the session with it")
             await error_response(gone)(scope, receive, send)
             return
         answer = _Answer()

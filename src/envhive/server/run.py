@@ -51,6 +51,9 @@ class Moments:
     def ready(self) -> None:
         """Connections are welcome."""
 
+    def draining(self) -> None:
+        """Sessions may finish, and newcomers are to go elsewhere."""
+
     def stopping(self) -> None:
         """No more connections are accepted."""
 
@@ -66,10 +69,12 @@ class Server(uvicorn.Server):
         self._grace_s = grace_s
         self._listeners = listeners
         self._drained_by: float | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         # A step may wait in `asyncio.to_thread`; that must not keep the process from ending.
-        asyncio.get_running_loop().set_default_executor(_ImpatientExecutor())
+        self._loop.set_default_executor(_ImpatientExecutor())
         start_app = self.lifespan.startup
 
         async def start_app_and_wait() -> None:
@@ -124,13 +129,18 @@ class Server(uvicorn.Server):
             Hive.closing_at = 0.0
         if sig == signal.SIGTERM and not self.force_exit:
             self._drained_by = time.monotonic() + self._grace_s
-            for hive in Hive.all:
-                hive.drain()
+            if self._loop is not None:  # soon, and not in the midst of whatever this signal has interrupted
+                self._loop.call_soon_threadsafe(self._drain)
         else:
             self.should_exit = True
             running = sum(session.is_busy for hive in Hive.all for session in hive.sessions.values())
             if running and not self.force_exit:
                 logger.info("Stopping: %d running request(s) may finish; a second signal does not wait", running)
+
+    def _drain(self) -> None:
+        self._moments.draining()
+        for hive in Hive.all:
+            hive.drain()
 
 
 def run_app(app: Any, config: ServerConfig, listeners: list[socket.socket], moments: Moments) -> int:

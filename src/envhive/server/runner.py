@@ -19,8 +19,9 @@ from envhive.server.calls import Calls, attribute_stray, has_to_be_closed
 from envhive.server.coroutines import CoroutineDriver
 from envhive.server.logs import LogTag, inline_here
 from envhive.server.metrics import Metrics
+from envhive.server.pool import Pool
 from envhive.server.stacks import Stack
-from envhive.server.threads import Done, Job, Mailbox, Pool, Worker
+from envhive.server.threads import Done, Job, Mailbox, Worker
 
 if TYPE_CHECKING:
     from envhive.server.nursery import Nursery
@@ -82,6 +83,10 @@ class Runner(ABC):
     def interrupt(self) -> bool:
         """Stop the running job whatever it does, at the cost of the environment; False where that cannot be done."""
         return False
+
+    def leave_behind(self) -> None:
+        """Nobody waits any longer for the running job, nor for the closing after it; both may hang for ever."""
+        return
 
     @abstractmethod
     def close(self, done: Done) -> None:
@@ -202,11 +207,12 @@ class LoopRunner(LocalRunner):
     connect), so they run on a small pool, unless the class promises that nothing in it ever waits.
     """
 
-    __slots__ = ("_inline", "_pool")
+    __slots__ = ("_inline", "_pool", "given_up")
 
     def __init__(self, calls: Calls, pool: Pool | None, tag: LogTag) -> None:
         super().__init__(calls, tag)
         self._pool = pool
+        self.given_up = False
         self._inline = inline_here()
 
     def run(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
@@ -225,7 +231,11 @@ class LoopRunner(LocalRunner):
         if self._pool is None:
             self.run(job, args, done)
         else:
-            self._pool.submit(self.tag.call, (job, *args), done)
+            self._pool.submit(self.tag.call, (job, *args), done, self)
+
+    def leave_behind(self) -> None:
+        if self._pool is not None:
+            self._pool.give_up(self)  # its threads are for sessions that are waited for
 
     def close(self, done: Done) -> None:
         if self.env is not None and not has_to_be_closed(self.env):

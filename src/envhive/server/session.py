@@ -174,7 +174,7 @@ class Session(Turns):
         if was is IDLE:
             self._close_environment()
         else:
-            self._set_deadline(STOPPING_S, self._insist)
+            self._wait_for(STOPPING_S, self._insist)
             if not self._runner.cancel() and was is BUSY and because == "shutdown":
                 # A server that ends may not be there any more when the step is.
                 self._reply(None, DrainingError(SHUTTING_DOWN))
@@ -183,17 +183,18 @@ class Session(Turns):
     def _insist(self) -> None:
         """It was told to stop, and did not."""
         if self._runner.interrupt():
-            self._set_deadline(STOPPING_S, self._leave_behind)
+            self._wait_for(STOPPING_S, self._leave_behind)
         else:
             self._leave_behind()
 
     def _leave_behind(self) -> None:
         """The code cannot be stopped: the session is over without it. It is closed if it ever ends."""
-        if self._deadline is not None:
-            self._clear_deadline(self._deadline)
+        if self._patience is not None:
+            self._wait_no_more(self._patience)
         if self._phase is CLOSING:
             self._note("abandoned")
         self._phase = STUCK
+        self._runner.leave_behind()
         self._keeper.session_stuck(self, stuck=True)
         self._let_go()
 
@@ -282,6 +283,11 @@ class Session(Turns):
         return self._outlet is not None
 
     @property
+    def environment(self) -> Any:
+        """Its environment, if that is in this process."""
+        return getattr(self._runner, "env", None)
+
+    @property
     def phase(self) -> Phase:
         return self._phase
 
@@ -337,8 +343,8 @@ class Session(Turns):
         self._keeper.session_opened(self, error)
         self.last_active = self._clock()
         self.busy_with = ""
-        if self._deadline is not None:
-            self._clear_deadline(self._deadline)
+        if self._patience is not None:
+            self._wait_no_more(self._patience)
         if self._phase is not OPENING:
             self._close_environment()
         elif error is not None:
@@ -357,15 +363,15 @@ class Session(Turns):
     def _close_environment(self) -> None:
         self.busy_with = "closing"
         if self._phase is CLOSING:
-            self._set_deadline(_CLOSING_S, self._leave_behind)
+            self._wait_for(_CLOSING_S, self._leave_behind)
         try:
             self._runner.close(self._environment_closed)
         except RuntimeError as error:  # no thread is left that could close it
             self._environment_closed(None, SessionError(str(error)))
 
     def _environment_closed(self, result: Any, error: EnvHiveError | None) -> None:
-        if self._deadline is not None:
-            self._clear_deadline(self._deadline)
+        if self._patience is not None:
+            self._wait_no_more(self._patience)
         self.busy_with = ""
         if self._phase is STUCK:
             self._keeper.session_stuck(self, stuck=False)
@@ -376,6 +382,8 @@ class Session(Turns):
     def _let_go(self) -> None:
         """The session is over for whoever is connected or waits, and its place is free."""
         outlet, self._outlet = self._outlet, None
+        if self._deadline is not None:
+            self._deadline.stop()
         self._keeper.session_closed(self)
         if self._closed is not None and not self._closed.done():
             self._closed.set_result(None)

@@ -76,7 +76,7 @@ class Worker:
         while True:
             entry, baton = self._inbox.get()
             if entry is None:
-                _forget_this_thread()
+                forget_this_thread()
                 self._mailbox.pass_on(baton)
                 return
             self._mailbox.work(entry, baton)
@@ -105,105 +105,6 @@ class Pace:
     def despair(self) -> None:
         """One takes so long that it is not worth waiting for its end."""
         self._slowness = _SLOWEST
-
-
-class Pool:
-    """Threads that share their jobs, for work that may wait and has no thread of its own.
-
-    Quick jobs are all done by one thread, which wakes the event loop after the last; several would only fight for the
-    interpreter's lock. Jobs that take long get a thread each.
-    """
-
-    __slots__ = (
-        "_awake",
-        "_bell",
-        "_done",
-        "_done_before",
-        "_jobs",
-        "_looking",
-        "_mailbox",
-        "_pace",
-        "_size",
-        "_threads",
-    )
-
-    def __init__(self, mailbox: Mailbox, size: int) -> None:
-        self._mailbox = mailbox
-        self._size = size
-        self._pace = Pace()
-        self._jobs: deque[Entry] = deque()
-        self._bell: SimpleQueue[Baton | None] = SimpleQueue()
-        self._awake: set[Baton] = set()
-        self._threads = 0
-        self._done = 0  # roughly, as many threads count at once
-        self._done_before = 0
-        self._looking = False
-
-    def submit(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
-        if not self._threads:
-            self._start_thread()
-        self._jobs.append((job, args, done))
-        if not self._awake or self._pace.is_slow:
-            self._wake_one()
-        if not self._looking:
-            self._looking, self._done_before = True, self._done
-            self._mailbox.look_later(self._look)
-
-    def stop(self) -> None:
-        for _ in range(self._threads):
-            self._bell.put(None)
-
-    def _start_thread(self) -> None:
-        self._mailbox.start_thread(self._work, ())
-        self._threads += 1
-
-    def _wake_one(self) -> None:
-        if len(self._awake) >= self._size:
-            return
-        if len(self._awake) >= self._threads:
-            try:
-                self._start_thread()
-            except RuntimeError:
-                return  # with those that there are it only takes longer
-        self._awake.add(baton := Baton())
-        self._bell.put(baton)
-
-    def _look(self) -> None:
-        """Whether there are jobs that nobody gets to."""
-        self._mailbox.deliver()
-        if self._jobs and self._done == self._done_before:
-            self._pace.despair()
-        if self._pace.is_slow:
-            for _ in range(min(len(self._jobs), len(self._awake))):
-                self._wake_one()
-        self._done_before = self._done
-        self._looking = bool(self._jobs) or self._mailbox.has_letters  # in this order: a job becomes a letter
-        if self._looking:
-            self._mailbox.look_later(self._look)
-
-    def _work(self) -> None:
-        """What a thread does."""
-        while (baton := self._bell.get()) is not None:
-            while True:
-                try:
-                    entry = self._jobs.popleft()
-                except IndexError:
-                    self._awake.discard(baton)
-                    if not self._jobs:
-                        break
-                    self._awake.add(baton)  # one more came while the baton was being laid down
-                    continue
-                began = monotonic()
-                letter = _do(entry)
-                del entry  # an idle thread keeps nothing alive
-                self._pace.note(monotonic() - began)
-                self._done += 1
-                self._mailbox.leave(letter)
-                del letter
-                if self._pace.is_slow:
-                    self._mailbox.wake_loop()
-            self._mailbox.wake_loop()
-        _forget_this_thread()
 
 
 class Mailbox:
@@ -279,7 +180,7 @@ class Mailbox:
         if slow:
             self.pass_on(baton)
         began = monotonic()
-        letter = _do(entry)
+        letter = do(entry)
         self._pace.note(monotonic() - began)
         self.leave(letter)
         if slow:
@@ -374,12 +275,13 @@ def be_patient() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
-def _forget_this_thread() -> None:
+def forget_this_thread() -> None:
     """If the environment asked for the current thread, `threading` made up one, and before 3.13 keeps it for ever."""
     threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
 
 
-def _do(entry: Entry) -> Letter:
+def do(entry: Entry) -> Letter:
+    """A job's answer, whatever comes of it."""
     job, args, done = entry
     result, error = None, None
     try:

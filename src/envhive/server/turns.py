@@ -18,6 +18,7 @@ from envhive.errors import (
     StepTimeoutError,
     UnknownTypeError,
 )
+from envhive.server.deadline import Deadline
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import Peer, Plan, conclude
 from envhive.server.metrics import TIMED_STEPS, Metrics
@@ -29,6 +30,7 @@ from envhive.types import ServerMode
 from envhive.wire.codec import (
     NOT_A_STEP,
     decode_extended_request,
+    decode_extended_step,
     decode_object,
     decode_request,
     decode_step,
@@ -76,13 +78,13 @@ class Turns(ABC):
         "_metrics",
         "_outlet",
         "_overruled",
+        "_patience",
         "_phase",
-        "_plain",
         "_production",
         "_pumping",
         "_reading_paused",
-        "_requests",
         "_runner",
+        "_step_keywords",
         "_step_timeout",
         "_was_reset",
         "busy_with",
@@ -112,15 +114,15 @@ class Turns(ABC):
         self._production = mode is ServerMode.PRODUCTION
         self._extended = extended
         self._step_timeout = step_timeout
-        self._plain = not self._production and extended is None and step_timeout is None
+        self._step_keywords = _NO_KEYWORDS if step_timeout is None else {"timeout_s": step_timeout}
         self._runner = runner
         self._outlet = outlet
         self._metrics = metrics or Metrics()
         self._phase = OPENING
         self._inbox: deque[str | bytes | Ask] | None = None  # made when first needed: 0.8 kB that few sessions need
         self._ended_by: EnvHiveError | None = None
-        self._requests = 0  # that may be overdue: a time-out must not hit the next one
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: Deadline | None = None
+        self._patience: asyncio.TimerHandle | None = None
         self._overruled: EnvHiveError | None = None
         self._asker: Done | None = None
         self._held = False
@@ -154,17 +156,27 @@ class Turns(ABC):
         if self._phase is not IDLE or self._inbox or self._held:
             self._enqueue(frame)
             return
-        if not self._plain:
+        if self._production:
             self._handle(frame)
             return
+        extended = self._extended
         try:
-            action = bytes(decode_step(frame).data)
+            if extended is None:
+                action = bytes(decode_step(frame).data)
+            else:
+                request = decode_extended_step(frame)
+                if request.timeout_s is not None or not extended.is_new(request.id):
+                    self._handle(frame)
+                    return
+                action, extended.request_id = bytes(request.data), request.id
         except NOT_A_STEP:
             self._handle(frame)
         else:
             self._phase, self.busy_with = BUSY, "step"
             self.last_active = self._clock()
-            self._runner.step(action, _NO_KEYWORDS, self._answered)
+            if self._step_timeout is not None:
+                self._set_deadline(self._step_timeout)
+            self._runner.step(action, self._step_keywords, self._answered)
 
     def receive_binary(self, frame: bytes) -> None:
         """Take a binary frame, which gets an error for an answer."""
@@ -338,16 +350,20 @@ class Turns(ABC):
     def _begin(self, what: str, start: Callable[[], None], timeout_s: float | None) -> None:
         self._phase, self.busy_with = BUSY, what
         self.last_active = self._clock()
-        self._requests += 1
-        number = self._requests
+        if timeout_s is not None:
+            self._set_deadline(timeout_s)
         start()
-        if timeout_s is not None and self._phase is BUSY and number == self._requests:
-            self._set_deadline(timeout_s, lambda: self._overdue(what, timeout_s))
 
-    def _overdue(self, what: str, timeout_s: float) -> None:
+    def _set_deadline(self, seconds: float) -> None:
+        if self._deadline is None:
+            self._deadline = Deadline(asyncio.get_running_loop(), self._clock, self._overdue)
+        self._deadline.set(seconds, self.last_active)
+
+    def _overdue(self) -> None:
         """Answer for a request that takes too long. What stops when told to goes on; what does not is left behind."""
-        self._overruled = StepTimeoutError(f"{what} took longer than {timeout_s:g} s")
-        self._set_deadline(STOPPING_S, self._give_up)
+        assert self._deadline is not None
+        self._overruled = StepTimeoutError(f"{self.busy_with} took longer than {self._deadline.seconds:g} s")
+        self._wait_for(STOPPING_S, self._give_up)
         if not self._runner.interrupt() and not self._runner.cancel():
             self._give_up()
 
@@ -356,8 +372,12 @@ class Turns(ABC):
         if self._overruled is not None:
             reply, error, self._overruled = None, self._overruled, None
         if self._deadline is not None:
-            self._clear_deadline(self._deadline)
-        if self._asker is None and self._extended is None and reply is not None and self._phase is not STUCK:
+            self._deadline.clear()
+        if self._patience is not None:
+            self._wait_no_more(self._patience)
+        if self._asker is None and reply is not None and self._phase is not STUCK:
+            if self._extended is not None:
+                reply = self._extended.keep(reply)
             if self._outlet is not None:
                 self._outlet.send(reply)  # as `_reply` would, two calls later
         elif self._phase is not STUCK:
@@ -407,14 +427,17 @@ class Turns(ABC):
     def _error_reply(self, error: EnvHiveError) -> bytes:
         return encode_error_reply(error, extended=self._extended is not None)
 
-    def _set_deadline(self, seconds: float, callback: Callable[[], None]) -> None:
+    def _wait_for(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call `callback` if what was told to stop, or to close, has not done so by then."""
+        if self._patience is not None:
+            self._wait_no_more(self._patience)
         if self._deadline is not None:
-            self._clear_deadline(self._deadline)
-        self._deadline = asyncio.get_running_loop().call_later(seconds, callback)
+            self._deadline.clear()
+        self._patience = asyncio.get_running_loop().call_later(seconds, callback)
 
-    def _clear_deadline(self, deadline: asyncio.TimerHandle) -> None:
-        deadline.cancel()
-        self._deadline = None
+    def _wait_no_more(self, patience: asyncio.TimerHandle) -> None:
+        patience.cancel()
+        self._patience = None
 
 
 def _within(asked: float | None, limit: float | None) -> float | None:

@@ -296,23 +296,36 @@ def _find_place(hive: Hive, owner: Owner | None, transport: asyncio.Transport, u
     crew, places = hive.crew, hive.shared
     if crew is None or places is None or transport.get_extra_info("ssl_object") is not None:
         return Place.HERE
-    resuming = upgrade.session is not None
-    worker = crew.owner_of(upgrade.session) if upgrade.session is not None else places.reserve_anywhere(owner)
+    worker: int | None
+    if upgrade.session is not None:
+        worker, ticket = crew.owner_of(upgrade.session), None
+    else:
+        worker, ticket = places.reserve_anywhere(owner) or (None, None)
     if worker is None:
         return Place.HERE  # full, over its quota, or nobody's: it is told so here
     if worker == crew.index:
-        return Place.HERE if resuming else Place.RESERVED_HERE
+        return Place.RESERVED_HERE if upgrade.session is None else Place.HERE
     number = None if owner is None else owner.number
-    parcel = Parcel(places.hive, upgrade.key, upgrade.headers, upgrade.early, number, upgrade.layer, upgrade.session)
+    parcel = Parcel(
+        places.hive, upgrade.key, upgrade.headers, upgrade.early, number, upgrade.layer, upgrade.session, ticket
+    )
     transport.pause_reading()
     if crew.hand_over(worker, parcel, transport.get_extra_info("socket").fileno()):
         transport.set_protocol(asyncio.Protocol())  # nobody here is to hear of its end
         transport.abort()  # closes this process's descriptor; the connection lives on in the other's
         return Place.ELSEWHERE
-    if not resuming:
-        places.give_back_for(worker, owner)
     transport.resume_reading()
     return Place.HERE
+
+
+class _Reading(asyncio.Protocol):
+    """Keeps what a client sends before its connection has got to whom it is for."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
 
 
 def receive_parcels(connections: set[Any]) -> None:
@@ -322,21 +335,24 @@ def receive_parcels(connections: set[Any]) -> None:
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
-    async def unpack(hive: Hive, parcel: Parcel, sock: socket.socket) -> None:
+    async def unpack(hive: Hive, parcel: Parcel, sock: socket.socket, reserved: bool) -> None:
         owner = None if parcel.owner is None else hive.config.tokens.owners[parcel.owner]
         try:
             sock.setblocking(False)
-            transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, sock)
+            transport, read = await loop.connect_accepted_socket(_Reading, sock)
         except OSError:  # the client is gone already
             sock.close()
-            if hive.shared is not None and parcel.session is None:
+            if hive.shared is not None and reserved:
                 hive.shared.give_back(owner)
             return
-        upgrade = Upgrade(parcel.key, parcel.headers, parcel.early, parcel.layer, parcel.session)
-        FastConnection(hive, owner, upgrade, reserved=parcel.session is None).start(transport, upgrade, connections)
+        early = parcel.early + read.data
+        upgrade = Upgrade(parcel.key, parcel.headers, early, parcel.layer, parcel.session)
+        FastConnection(hive, owner, upgrade, reserved=reserved).start(transport, upgrade, connections)
 
     def take(hive: Hive, parcel: Parcel, sock: socket.socket) -> None:
-        tasks.add(task := loop.create_task(unpack(hive, parcel, sock)))
+        # Where the sender has died meanwhile, its place is gone, and another is to be found for the connection.
+        reserved = parcel.ticket is not None and crew.ledger.arrive(parcel.ticket)
+        tasks.add(task := loop.create_task(unpack(hive, parcel, sock, reserved)))
         task.add_done_callback(tasks.discard)
 
     crew.on_parcel = take

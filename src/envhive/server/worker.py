@@ -17,9 +17,9 @@ from envhive.server.auth import Tokens
 from envhive.server.config import OF_THE_PROCESS, ServerConfig, as_mode, forced
 from envhive.server.crew import Crew, enlist
 from envhive.server.leaving import leave
+from envhive.server.ledger import Ledger
 from envhive.server.logs import set_up_logging
 from envhive.server.nursery import keep_private
-from envhive.server.places import Ledger
 from envhive.server.run import Moments, run_app
 from envhive.server.target import describe_target, load_target
 from envhive.server.upgrade import receive_parcels
@@ -48,6 +48,9 @@ class WorkerMoments(Moments):
 
     def ready(self) -> None:
         tell(self._orders["status"], self._about)
+
+    def draining(self) -> None:
+        self._crew.decline()
 
     def stopping(self) -> None:
         self._crew.leave()

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from envhive.errors import ConfigurationError
 from envhive.server.leaving import FORCED_EXIT
-from envhive.server.places import Ledger
+from envhive.server.ledger import Ledger
 
 logger: Final = logging.getLogger("envhive.server")
 
@@ -174,9 +174,16 @@ class Supervisor:
 
     def _end(self) -> int:
         """Tell every worker to stop, wait for them, and end those that do not."""
-        running = [worker.process for worker in self._workers if worker.process is not None]
-        for process in running:
-            process.send_signal(self._signal)
+        running = []
+        for worker in self._workers:
+            if worker.process is None:
+                continue
+            running.append(worker.process)
+            self._listen_to(worker)
+            if worker.ready:
+                worker.process.send_signal(self._signal)
+            else:
+                worker.process.kill()  # it has no sessions yet, and a signal amidst its imports would be a traceback
         deadline = time.monotonic() + self._grace_period + _STOP_SLACK
         for process in running:
             try:

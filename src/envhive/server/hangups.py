@@ -1,0 +1,35 @@
+"""HTTP clients that hang up before they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+_CLIENT_GONE: Final = 499
+"""What proxies write down of such a request. Nobody reads it."""
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The answer to a request that nobody can come back to: the work is cancelled when its client hangs up."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_cancel_when_gone(request.receive, working))
+    try:
+        return await working
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if not watching.done() or (task is not None and task.cancelling()):
+            raise  # it is the request itself that is cancelled, by whoever serves it
+        return Response(status_code=_CLIENT_GONE)
+    finally:
+        watching.cancel()
+
+
+async def _cancel_when_gone(receive: Receive, working: asyncio.Task[Response]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass  # a body that nobody has read
+    working.cancel()

@@ -1,0 +1,312 @@
+"""Who has how many sessions, over all workers of a server: in memory that they share."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from envhive.errors import QuotaExceededError
+from envhive.server.auth import MOST_TOKENS, Owner
+
+MOST_HIVES: Final = 16
+"""Environments that one app may serve; each has places of its own."""
+
+
+def check_quota(owner: Owner, taken: int) -> None:
+    """Raises when an owner who has `taken` places may have no more."""
+    if owner.quota is not None and taken >= owner.quota:
+        message = (
+            f"The token {owner.name!r} is good for {owner.quota} session(s) at once, and they are in use. "
+            f"Try again when one ends."
+        )
+        raise QuotaExceededError(taken, owner.quota, message)
+
+
+_ROWS: Final = 3 * MOST_HIVES + MOST_TOKENS
+_GONE, _WELCOME, _BUSY_LEAVING = 0, 1, 2
+
+
+class Ticket(NamedTuple):
+    """For a place that is reserved with another worker, until the connection that it is for has got there."""
+
+    hive: int
+    sender: int
+    receiver: int
+    owner: int | None
+    life: int
+    """Which of the sender's: another worker may have its number by the time the connection arrives."""
+
+
+class Ledger:
+    """The places of all workers, in memory that they share.
+
+    A row for each hive: its limit, then how many sessions each worker has; and one for each owner of a token, alike.
+    Then again one for each hive: the last ticket drawn by those who wait for a place, and the lowest that waits with
+    each worker. And one more: whether it drains, and how many of each worker's places are on offer. Before these there
+    is a row that tells who is at work, behind them one with how many lives each worker's number has had. The rest is a
+    square for each hive: how many connections each worker is handing to each other one. Their places count for the
+    receiver, but end with the sender, which alone knows of them until they get there.
+
+    Changes are made under a file lock, which the system takes back from a process that dies with it; each costs two
+    system calls, once a session. Whoever dies in the midst of a change leaves it half made: so what is taken is written
+    with one stroke, into a cell that is cleared with the one who takes it.
+    """
+
+    def __init__(self, descriptor: int, workers: int) -> None:
+        self.descriptor = descriptor
+        self.workers = workers
+        self._width = 1 + workers
+        self._memory = mmap.mmap(descriptor, self._size(workers))
+        self._cells = memoryview(self._memory).cast("q")
+
+    @staticmethod
+    def _size(workers: int) -> int:
+        return 8 * ((1 + workers) * (2 + _ROWS) + MOST_HIVES * workers * workers)
+
+    @classmethod
+    def create(cls, workers: int) -> Ledger:
+        """A new ledger; its descriptor is to be inherited by the workers."""
+        size = cls._size(workers)
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("envhive-ledger")
+            os.ftruncate(descriptor, size)
+        else:
+            with tempfile.TemporaryFile() as file:
+                file.write(bytes(size))  # not only its size: on a disk that is full, its use would be a SIGBUS
+                file.flush()
+                descriptor = os.dup(file.fileno())
+        os.set_inheritable(descriptor, True)
+        return cls(descriptor, workers)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[memoryview]:
+        fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
+        try:
+            yield self._cells
+        finally:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
+
+    def set_limit(self, hive: int, limit: int) -> None:
+        with self._locked() as cells:
+            cells[self._row(hive)] = limit
+
+    def reserve(
+        self, hive: int, worker: int | None = None, *, prefer: int = 0, owner: Owner | None = None
+    ) -> int | None:
+        """Take a place with `worker`, or with the one that has the fewest; None when the server is full.
+
+        Of several with equally few, `prefer` is taken if it is one of them. When all places are taken, it is one that
+        is on offer, if any. Raises when `owner` may have no more.
+        """
+        with self._locked():
+            return self._reserve(hive, worker, prefer, owner)
+
+    def _reserve(
+        self, hive: int, worker: int | None, prefer: int, owner: Owner | None, sender: int | None = None
+    ) -> int | None:
+        """As `reserve`; with a `sender`, whatever is another worker's is on its way from there."""
+        cells = self._cells
+        if owner is not None:
+            check_quota(owner, sum(self._plain_counts(MOST_HIVES + owner.number)))
+        if any(self._firsts(hive)):
+            return None
+        row, offers, counts = self._row(hive), self._offers(hive), self.counts(hive)
+        at_work = [index for index in range(self.workers) if cells[1 + index] == _WELCOME] or [prefer]
+        candidates = at_work if worker is None else [worker]
+        full = sum(counts) >= cells[row]
+        if full:
+            candidates = [index for index in candidates if cells[offers + 1 + index]]
+            if not candidates:
+                return None
+        worker = min(candidates, key=lambda index: (counts[index], index != prefer))
+        if full:
+            cells[offers + 1 + worker] -= 1
+        if sender is None or sender == worker:
+            cells[row + 1 + worker] += not full
+            self._count_for(owner, worker, 1)
+        else:
+            cells[row + 1 + worker] -= full  # from now on it is the one that is on its way
+            cells[self._way(hive, sender, worker)] += 1
+            self._count_for(owner, sender, 1)
+        return worker
+
+    def _count_for(self, owner: Owner | None, worker: int, change: int) -> None:
+        if owner is not None:
+            index = self._row(MOST_HIVES + owner.number) + 1 + worker
+            self._cells[index] = max(0, self._cells[index] + change)
+
+    def offer(self, hive: int, worker: int, owner: Owner | None) -> None:
+        with self._locked() as cells:
+            cells[self._offers(hive) + 1 + worker] += 1
+            self._count_for(owner, worker, -1)
+
+    def keep(self, hive: int, worker: int, owner: Owner | None) -> bool:
+        with self._locked() as cells:
+            index = self._offers(hive) + 1 + worker
+            if not cells[index]:
+                return False
+            if owner is not None:
+                check_quota(owner, sum(self._plain_counts(MOST_HIVES + owner.number)))
+                self._count_for(owner, worker, 1)
+            cells[index] -= 1
+            return True
+
+    def withdraw(self, hive: int, worker: int, known: int) -> None:
+        with self._locked() as cells:
+            offered = self._offers(hive) + 1 + worker
+            if cells[offered] >= known:
+                cells[offered] -= 1
+                cells[self._row(hive) + 1 + worker] -= 1
+
+    # Places on their way.
+
+    def reserve_from(self, sender: int, hive: int, owner: Owner | None = None) -> tuple[int, Ticket | None] | None:
+        """A place for a connection that `sender` has, as `reserve`; with a ticket where it is another worker's."""
+        with self._locked() as cells:
+            worker = self._reserve(hive, None, sender, owner, sender)
+            if worker is None or worker == sender:
+                return None if worker is None else (worker, None)
+            number = None if owner is None else owner.number
+            return worker, Ticket(hive, sender, worker, number, cells[self._lives() + 1 + sender])
+
+    def arrive(self, ticket: Ticket) -> bool:
+        """The connection has got there; False if its place is gone, as the sender is."""
+        with self._locked() as cells:
+            if not self._take_up(ticket):
+                return False
+            cells[self._row(ticket.hive) + 1 + ticket.receiver] += 1
+            if ticket.owner is not None:
+                cells[self._row(MOST_HIVES + ticket.owner) + 1 + ticket.receiver] += 1
+            return True
+
+    def lose(self, ticket: Ticket) -> None:
+        """The connection will not get there: its place is free."""
+        with self._locked():
+            self._take_up(ticket)
+
+    def _take_up(self, ticket: Ticket) -> bool:
+        way = self._way(ticket.hive, ticket.sender, ticket.receiver)
+        if ticket.life != self._cells[self._lives() + 1 + ticket.sender] or not self._cells[way]:
+            return False
+        self._cells[way] -= 1
+        if ticket.owner is not None:
+            index = self._row(MOST_HIVES + ticket.owner) + 1 + ticket.sender
+            self._cells[index] = max(0, self._cells[index] - 1)
+        return True
+
+    def on_the_way(self, sender: int, receiver: int) -> int:
+        """How many connections have yet to get from one to the other."""
+        return sum(self._cells[self._way(hive, sender, receiver)] for hive in self._hives())
+
+    def _hives(self) -> list[int]:
+        return [hive for hive in range(MOST_HIVES) if self._cells[self._row(hive)]]
+
+    def on_offer(self, hive: int) -> list[int]:
+        offers = self._offers(hive)
+        return list(self._cells[offers + 1 : offers + self._width])
+
+    def anyone_waits(self, hive: int) -> bool:
+        return any(self._firsts(hive))
+
+    def release(self, hive: int, worker: int, owner: int | None = None) -> None:
+        with self._locked() as cells:
+            for row in (hive,) if owner is None else (hive, MOST_HIVES + owner):
+                index = self._row(row) + 1 + worker
+                cells[index] = max(0, cells[index] - 1)
+
+    def set_at_work(self, worker: int, at_work: bool, *, takes_newcomers: bool = True) -> None:
+        """Whether a worker is there, from when it is ready until it is told to stop or dies; and whether for more."""
+        with self._locked() as cells:
+            cells[1 + worker] = _GONE if not at_work else _WELCOME if takes_newcomers else _BUSY_LEAVING
+
+    def forget(self, worker: int) -> None:
+        """A worker died, its sessions with it, and what it was handing over. Who hands to it notices by itself."""
+        with self._locked() as cells:
+            for hive in self._hives():
+                for other in range(self.workers):
+                    cells[self._way(hive, worker, other)] = 0
+            cells[1 + worker] = _GONE
+            cells[self._lives() + 1 + worker] += 1
+            for row in range(_ROWS):
+                cells[self._row(row) + 1 + worker] = 0
+
+    def set_draining(self, hive: int) -> None:
+        with self._locked() as cells:
+            cells[self._offers(hive)] = 1
+
+    def is_draining(self, hive: int) -> bool:
+        return bool(self._cells[self._offers(hive)])
+
+    def draw_ticket(self, hive: int) -> int:
+        with self._locked() as cells:
+            cells[self._line(hive)] += 1
+            return cells[self._line(hive)]
+
+    def show_first(self, hive: int, worker: int, ticket: int | None) -> None:
+        with self._locked() as cells:
+            cells[self._line(hive) + 1 + worker] = ticket or 0
+
+    def ahead_of(self, hive: int, ticket: int) -> int:
+        return max(0, ticket - min(filter(None, self._firsts(hive)), default=ticket))
+
+    def reserve_in_turn(self, hive: int, worker: int, ticket: int, owner: Owner | None) -> bool:
+        """Take a place with `worker` for the holder of a ticket, if there is one and it is the lowest."""
+        with self._locked() as cells:
+            row, offered = self._row(hive), self._offers(hive) + 1 + worker
+            full = sum(self.counts(hive)) >= cells[row]
+            if (full and not cells[offered]) or self.ahead_of(hive, ticket):
+                return False
+            if owner is not None:
+                check_quota(owner, sum(self._plain_counts(MOST_HIVES + owner.number)))
+                self._count_for(owner, worker, 1)
+            if full:
+                cells[offered] -= 1
+            else:
+                cells[row + 1 + worker] += 1
+            return True
+
+    def at_work(self) -> list[bool]:
+        return [bool(flag) for flag in self._cells[1 : self._width]]
+
+    def welcoming(self) -> list[bool]:
+        """Who of them takes newcomers."""
+        return [flag == _WELCOME for flag in self._cells[1 : self._width]]
+
+    def counts(self, hive: int) -> list[int]:
+        """How many sessions each worker has, with those that are on their way to it."""
+        first = self._way(hive, 0, 0)
+        ways = self._cells[first : first + self.workers * self.workers].tolist()
+        own = self._plain_counts(hive)
+        if not any(ways):
+            return own
+        return [count + sum(ways[worker :: self.workers]) for worker, count in enumerate(own)]
+
+    def _plain_counts(self, row: int) -> list[int]:
+        first = self._row(row) + 1
+        return list(self._cells[first : first + self.workers])
+
+    def limit(self, hive: int) -> int:
+        return self._cells[self._row(hive)]
+
+    def _firsts(self, hive: int) -> list[int]:
+        return list(self._cells[self._line(hive) + 1 : self._line(hive) + self._width])
+
+    def _row(self, hive: int) -> int:
+        return (1 + hive) * self._width  # the first row tells who is at work
+
+    def _line(self, hive: int) -> int:
+        return self._row(MOST_HIVES + MOST_TOKENS + hive)
+
+    def _offers(self, hive: int) -> int:
+        return self._row(2 * MOST_HIVES + MOST_TOKENS + hive)
+
+    def _lives(self) -> int:
+        return self._row(_ROWS)
+
+    def _way(self, hive: int, sender: int, receiver: int) -> int:
+        return self._row(_ROWS + 1) + (hive * self.workers + sender) * self.workers + receiver

@@ -1,0 +1,186 @@
+"""HTTP clients that hang up before they are answered: what only they could have wanted ends, and all else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+from fastapi import Request, Response
+
+from envhive import create_app
+from tests.support import raw
+from tests.support.envs import Counting, Hanging, Move, Seen, async_counting, counting
+from tests.support.processes import envhive_serve
+from tests.support.servers import Running, eventually, reset, running, serving
+
+HANG = {"action": {"do": "hang"}}
+
+
+def call(port: int, method: str, path: str, body: Any = None, **headers: str) -> socket.socket:
+    """Send a request, and do not read the answer."""
+    payload = b"" if body is None else json.dumps(body).encode()
+    given = {"Host": "x", "Content-Type": "application/json", "Content-Length": str(len(payload)), **headers}
+    head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in given.items())
+    sock = raw.dial(port)
+    sock.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + payload)
+    return sock
+
+
+def ask(port: int, path: str, body: Any, **headers: str) -> tuple[str | None, Any]:
+    """The session that an answer names, and what it says."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **named})
+        answer = connection.getresponse()
+        return answer.getheader("X-Session-Id"), json.load(answer)
+
+
+def assert_a_newcomer_gets_in(server: Running) -> None:
+    server.wait_until_empty()
+    with server.connect() as ws:
+        assert reset(ws)["type"] == "observation"
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_step_without_a_session_ends_with_its_client(hanging: Hanging, hard: bool) -> None:
+    with serving(hanging.env, "fast", max_concurrent_envs=1) as server:
+        client = call(server.port, "POST", "/step", HANG)
+        hanging.hanging.acquire()
+        raw.hang_up(client, hard=hard)
+        assert_a_newcomer_gets_in(server)
+        assert len(server.server.hive.stuck) == 1
+        hanging.released.set()
+        eventually(lambda: not server.server.hive.stuck)
+        assert hanging.env.journal.events(1)[-1] == "close"
+
+
+def test_a_coroutine_without_a_session_is_cancelled_when_its_client_is_gone() -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def hang(self: Counting, action: Move, timeout_s: float | None = None, **kwargs: Any) -> Seen:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        raise AssertionError("nobody cancelled it")
+
+    env = async_counting(step=hang)
+    with serving(env, "fast", max_concurrent_envs=1) as server:
+        client = call(server.port, "POST", "/step", HANG)
+        assert begun.wait(10)
+        raw.hang_up(client)
+        assert cancelled.wait(10)
+        assert_a_newcomer_gets_in(server)
+        assert env.journal.events(1)[-1] == "close"
+
+
+def rpc(method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/reset", None),
+        ("POST", "/step", {"action": {}}),
+        ("GET", "/state", None),
+        ("GET", "/metadata", None),
+        ("POST", "/mcp", rpc("openenv/session/create")),
+        ("POST", "/mcp", rpc("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "x"})),
+        ("POST", "/mcp", rpc("tools/list")),
+    ],
+    ids=["reset", "step", "state", "metadata", "create", "initialize", "list"],
+)
+@pytest.mark.parametrize("make", [counting, async_counting])
+def test_an_environment_that_is_being_made_for_a_client_that_is_gone_keeps_no_place(
+    make: Callable[..., type[Counting]], method: str, path: str, body: Any
+) -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def hang_once(self: Counting) -> None:
+        if not begun.is_set():
+            begun.set()
+            released.wait(60)
+        Counting.__init__(self)
+
+    try:
+        with serving(make(__init__=hang_once), "fast", max_concurrent_envs=1) as server:
+            accepted = {"Accept": "application/json, text/event-stream"} if path == "/mcp" else {}
+            client = call(server.port, method, path, body, **accepted)
+            assert begun.wait(10)
+            raw.hang_up(client)
+            assert_a_newcomer_gets_in(server)
+            released.set()
+            eventually(lambda: not server.server.hive.stuck)
+    finally:
+        released.set()
+
+
+def test_a_client_that_hangs_up_in_line_leaves_it() -> None:
+    with (
+        serving(counting(), "fast", config={"admission_timeout": 60.0}, max_concurrent_envs=1) as server,
+        server.connect() as first,
+    ):
+        reset(first)
+        client = call(server.port, "POST", "/step", {"action": {}})
+        line = server.server.hive.line
+        assert line is not None
+        eventually(lambda: len(line) == 1)
+        raw.hang_up(client)
+        eventually(lambda: len(line) == 0)
+
+
+def test_a_step_of_a_session_with_a_name_goes_on_and_its_answer_is_kept(hanging: Hanging) -> None:
+    with serving(hanging.env, "fast", max_concurrent_envs=1) as server:
+        named, _ = ask(server.port, "/reset", {})
+        assert named is not None
+        before = server.connections
+        body = {"action": {"do": "hang", "by": 5}, "request_id": "1"}
+        client = call(server.port, "POST", "/step", body, X_Session_Id=named)
+        hanging.hanging.acquire()
+        raw.hang_up(client)
+        eventually(lambda: server.connections <= before)
+        assert server.server.hive.sessions[named].is_busy
+        hanging.released.set()
+        assert ask(server.port, "/step", body, X_Session_Id=named)[1]["observation"]["total"] == 5
+        assert hanging.env.journal.count("step") == 1
+
+
+def test_a_hang_up_is_seen_through_middleware_of_the_apps_own(hanging: Hanging) -> None:
+    app = create_app(hanging.env, Move, Seen, max_concurrent_envs=1)
+
+    @app.middleware("http")
+    async def own(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        return await call_next(request)
+
+    with running(app, "fast") as server:
+        assert ask(server.port, "/step", {"action": {"do": "metadata"}})[1]["metadata"] == {"note": "hello"}
+        client = call(server.port, "POST", "/step", HANG)
+        hanging.hanging.acquire()
+        raw.hang_up(client)
+        assert_a_newcomer_gets_in(server)
+
+
+@pytest.mark.integration
+def test_a_hang_up_is_seen_by_the_worker_that_a_request_was_passed_on_to() -> None:
+    def has_sessions(number: int) -> bool:
+        active: int = server.health()["active_sessions"]
+        return active == number
+
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "4") as server, ExitStack() as clients:
+        for number in range(4):
+            clients.callback(call(server.port, "POST", "/step", {"action": {"wait_seconds": 60}}).close)
+            eventually(functools.partial(has_sessions, number + 1))
+        assert all(worker["sessions"] for worker in server.health()["workers"])
+        clients.close()
+        eventually(functools.partial(has_sessions, 0))
