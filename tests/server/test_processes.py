@@ -7,6 +7,7 @@ import errno
 import functools
 import json
 import os
+import select
 import signal
 import socket
 import threading
@@ -30,6 +31,7 @@ from envhive.server import nursery, processes
 from envhive.server.blueprint import Blueprint
 from envhive.server.config import ServerConfig
 from envhive.server.hive import Hive
+from envhive.server.nursery import Nursery
 from envhive.server.session import Session
 from tests.server.test_session import Wire, until
 from tests.support.envs import Move, Seen, async_counting, counting
@@ -44,7 +46,9 @@ def hive_for(env: Any, **config: Any) -> Hive:
     return Hive(Blueprint.of(env, Deed, Outcome), ServerConfig(**config))
 
 
-def run(hive: Hive, scenario: Scenario) -> None:
+def run(
+    hive: Hive, scenario: Scenario, loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+) -> None:
     async def main() -> None:
         try:
             async with asyncio.timeout(60):
@@ -52,7 +56,8 @@ def run(hive: Hive, scenario: Scenario) -> None:
         finally:
             await hive.shutdown()
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
 
 
 async def do(session: Session, deed: str = "add", **action: Any) -> dict[str, Any]:
@@ -455,6 +460,34 @@ def test_a_killed_nursery_costs_the_episodes_of_its_children_and_is_replaced(cap
         assert "is gone" in caplog.text
 
     run(hive_for(Wild), scenario)
+
+
+def test_a_nursery_that_dies_with_reports_and_orders_unread_is_missed() -> None:
+    async def scenario(hive: Hive) -> None:
+        nursery = hive._nursery
+        assert nursery is not None
+        first, pid = await opened(hive)
+        second = die_amidst(hive, nursery, pid)
+        with pytest.raises(SessionError, match="was lost"):
+            await second.wait_opened()
+        with pytest.raises(EnvironmentCrashedError):
+            await do(first)
+        await first.ask_reset({})
+
+    run(hive_for(Wild), scenario, uvloop.new_event_loop)
+
+
+def die_amidst(hive: Hive, nursery: Nursery, pid: int) -> Session:
+    """Kill the nursery when it has reported the death of `pid` and not read of the session that this returns: all in
+    one turn of the event loop, so that it finds the report and the end at once."""
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([nursery.link], [], [], 20)[0]
+    os.kill(nursery.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, nursery.pid, os.WSTOPPED)
+    session = hive.admit(None)
+    os.kill(nursery.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, nursery.pid, os.WEXITED | os.WNOWAIT)
+    return session
 
 
 def test_where_no_nursery_can_be_started_the_server_says_so_and_the_next_session_tries_again(

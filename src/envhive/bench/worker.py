@@ -53,10 +53,12 @@ class Worker:
 
     def _read(self) -> None:
         try:
-            job = decode_job(self._pipe.recv_bytes())
+            while self._pipe.poll():  # to the end: if the lab died with answers unread, uvloop calls this only once
+                self._begin(decode_job(self._pipe.recv_bytes()))
         except (EOFError, OSError):  # the lab has ended, and with it all that it asked for
             self._over.set()
-            return
+
+    def _begin(self, job: Job) -> None:
         if isinstance(job, Stop):
             if self._task is not None:
                 self._task.cancel()

@@ -126,17 +126,27 @@ class Channel:
         self._loop.remove_writer(self._link)
 
     def _read(self) -> None:
+        # To the end: if the other died with letters unread, uvloop calls this once, for its last ones and its death.
+        while self.is_open and self._read_some():
+            pass
+
+    def _read_some(self) -> bool:
+        """Take in what has come; False if there is nothing."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._link, 65536, _MOST_DESCRIPTORS)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data, descriptors = b"", []
         self._descriptors.extend(descriptors)
         if not data:
             self.close()
-            return
+            return False
         self._incoming += data
+        self._open_letters()
+        return True
+
+    def _open_letters(self) -> None:
         while len(self._incoming) >= _PREFIX:
             end = _PREFIX + int.from_bytes(self._incoming[:_PREFIX], "big")
             if len(self._incoming) < end:

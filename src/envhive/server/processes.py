@@ -138,15 +138,21 @@ class NurseryLink:
         return True
 
     def _read(self) -> None:
+        # To the end: if the nursery died with orders unread, uvloop calls this once, for reports and death together.
+        while self._is_open and self._read_some():
+            pass
+
+    def _read_some(self) -> bool:
+        """Take in what has come; False if there is nothing."""
         try:
             data = self._link.recv(CHUNK)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._lost()
-            return
+            return False
         data = self._incoming + data
         whole = len(data) - len(data) % REPORT.size
         self._incoming = data[whole:]
@@ -157,6 +163,7 @@ class NurseryLink:
                 self._bury(number, f"No process could be started for the environment: {os.strerror(value)}.")
             elif number in self._children:
                 self._children[number].pid = value
+        return True
 
     def _lost(self) -> None:
         logger.error("The process that environments are forked from is gone, and %d with it", len(self._children))
@@ -271,7 +278,7 @@ class Child:
         return not self._outgoing
 
     def _read(self) -> bool:
-        """Take in what has come; False if there is nothing."""
+        """Take in what has come; False if there is nothing. Whether it has died, its nursery tells in any case."""
         try:
             data = self._socket.recv(CHUNK)
         except BlockingIOError:
