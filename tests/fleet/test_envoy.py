@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -29,6 +30,21 @@ def test_a_server_that_is_about_to_go_is_found_by_its_own_sessions_alone(tmp_pat
     envoy.write_servers(tmp_path, REPLICAS)
     assert names_in(tmp_path / "newcomers.json") == ["r1"]
     assert names_in(tmp_path / "owners.json") == ["r1", "r2"]
+
+
+def test_no_session_begins_on_a_server_that_its_next_request_would_not_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    envoy.write_servers(tmp_path, REPLICAS)
+    put = os.replace
+
+    def put_and_look(draft: Path, file: Path) -> None:
+        put(draft, file)
+        assert set(names_in(tmp_path / "newcomers.json")) <= set(names_in(tmp_path / "owners.json"))
+
+    monkeypatch.setattr(os, "replace", put_and_look)
+    envoy.write_servers(tmp_path, [*REPLICAS, Replica("r3", "http://10.0.0.3:8000")])
+    assert names_in(tmp_path / "newcomers.json") == ["r1", "r3"]
 
 
 @pytest.mark.slow

@@ -209,14 +209,16 @@ def post(url: str, body: dict[str, Any], session: str | None = None) -> tuple[di
 
 def test_http_sessions_find_their_server_again(empty: Fleet) -> None:
     sessions = [post(f"{empty.url}/reset", {"seed": number})[1] for number in range(12)]
-    assert len({session.partition(".")[0] for session in sessions}) > 1
-    for round_ in (1, 2, 3):
-        for number, session in enumerate(sessions):
-            reply, named = post(f"{empty.url}/step", {"action": {"do": "add"}}, session)
-            assert reply["observation"]["total"] == number + round_
-            assert named == session
-    for session in sessions:
-        post(f"{empty.url}/close", {}, session)
+    try:
+        assert len({session.partition(".")[0] for session in sessions}) > 1
+        for round_ in (1, 2, 3):
+            for number, session in enumerate(sessions):
+                reply, named = post(f"{empty.url}/step", {"action": {"do": "add"}}, session)
+                assert reply["observation"]["total"] == number + round_
+                assert named == session
+    finally:
+        for session in sessions:
+            post(f"{empty.url}/close", {}, session)
 
 
 def test_mcp_sessions_find_their_server_again(empty: Fleet) -> None:

@@ -58,8 +58,9 @@ def config(host: str, port: int, servers: Path | list[Replica], admin: Path | No
 def write_servers(folder: Path, replicas: Iterable[Replica]) -> None:
     """Tell every Envoy that watches `folder` which servers there are."""
     replicas = list(replicas)
-    _write(folder, "newcomers", [each for each in replicas if not each.draining])
+    # The owners first: whoever opens a session on a new server must find it again with the next request.
     _write(folder, "owners", replicas)
+    _write(folder, "newcomers", [each for each in replicas if not each.draining])
 
 
 def processes_for(sessions: int) -> int:
