@@ -156,6 +156,18 @@ def test_a_lab_that_is_killed_leaves_no_server_running(number: int, tmp_path: Pa
     assert not any(map(procfs.is_running, started))
 
 
+def test_a_lab_that_was_started_with_nohup_goes_on_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    bench = [ENVHIVE, "bench", "storm", "--serve", "benchmark", "--sessions", "2", "--waits", "1", "--out", "run"]
+    command = ["nohup", *bench, "--repetitions", "1"]
+    lab = subprocess.Popen(command, cwd=tmp_path, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(procfs.tree(lab.pid)) < 3 and time.monotonic() < deadline:  # the lab, its server, a load process
+        time.sleep(0.05)
+    lab.send_signal(signal.SIGHUP)
+    assert lab.wait(60) == 0
+    assert load_run(tmp_path / "run").cells()[0].success == 1
+
+
 def test_a_label_is_shown_as_it_is_whatever_it_means_to_others(tmp_path: Path) -> None:
     label = r"a[/b] [red]$\frac$"
     arguments = ("--sessions", "2", "--waits", "0", "--repetitions", "1", "--label", label)

@@ -21,6 +21,7 @@ from envhive.compat.hook import ROOTS
 from envhive.compat.names import MODULES
 from envhive.errors import TargetError
 from envhive.server.target import load_target
+from envhive.wire.codec import encode_observation
 from tests.test_layers import loaded_by
 
 
@@ -273,6 +274,18 @@ def test_a_replaced_module_has_the_rest_of_its_names_from_an_installed_openenv(h
             run("from openenv.core.env_server.serialization import _helper")
     compat.uninstall()
     assert not [name for name in sys.modules if name.startswith("openenv.core.env_server.web_interface")]
+
+
+def test_what_an_app_replaces_stays_replaced_whoever_asks_for_it_then_and_by_whatever_name(hook: None) -> None:
+    observation = envhive.Observation(done=True)
+    found = run("""
+        import openenv.core.env_server.http_server as http_server
+        usual = http_server.serialize_observation
+        http_server.serialize_observation = lambda observation: {**usual(observation), "mine": True}
+        from openenv_core.env_server.http_server import serialize_observation
+    """)
+    assert "mine" not in found["serialize_observation"](observation)
+    assert b'"mine":true' in encode_observation(observation)
 
 
 # The hook itself.

@@ -171,6 +171,46 @@ def test_a_hang_up_is_seen_through_middleware_of_the_apps_own(hanging: Hanging) 
         assert_a_newcomer_gets_in(server)
 
 
+class Replaying:
+    """Middleware that reads the body, as many a logger does, and gives it to the app again: once, or whenever asked."""
+
+    def __init__(self, app: Any, once: bool) -> None:
+        self.app, self.once = app, once
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        whole = await receive()
+        assert not whole.get("more_body")
+        given = False
+
+        async def again() -> Any:
+            nonlocal given
+            gone, given = given and self.once, True
+            return {"type": "http.disconnect"} if gone else whole
+
+        await self.app(scope, again, send)
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("make", [counting, async_counting])
+def test_middleware_that_gives_a_body_again_is_no_hang_up(make: Callable[..., type[Counting]], once: bool) -> None:
+    begun = threading.Event()
+
+    def take_a_while(self: Counting) -> None:
+        begun.wait(0.1)  # so that there is time to look for a hang-up
+        Counting.__init__(self)
+
+    app = create_app(make(__init__=take_a_while), Move, Seen, max_concurrent_envs=2)
+    app.add_middleware(Replaying, once=once)
+    with running(app, "fast") as server, closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as c:
+        for method, path, body in (("POST", "/reset", {}), ("GET", "/metadata", None), ("GET", "/schema", None)):
+            c.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+            answer = c.getresponse()
+            assert (answer.status, bool(json.load(answer))) == (200, True)
+
+
 @pytest.mark.integration
 def test_a_hang_up_is_seen_by_the_worker_that_a_request_was_passed_on_to() -> None:
     def has_sessions(number: int) -> bool:

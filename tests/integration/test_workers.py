@@ -195,6 +195,27 @@ def test_bad_configuration_is_said_once() -> None:
     assert "no module 'nowhere'" in refused("serve", "nowhere:Thing", "--workers", "3")
 
 
+UNEVEN = """
+import os, time
+from envhive.errors import ConfigurationError
+with open("here", "a") as file:
+    print(os.getpid(), file=file, flush=True)
+with open("here") as file:
+    if int(file.readline()) != os.getpid():
+        time.sleep(60)
+while len(open("here").readlines()) < 3:
+    time.sleep(0.01)
+raise ConfigurationError("the simulator's licence has run out")
+"""
+
+
+def test_when_a_worker_cannot_start_those_that_still_load_end_with_it(tmp_path: Path) -> None:
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    said = refused("serve", "uneven:Env", "--workers", "3", cwd=tmp_path)
+    assert "the simulator's licence has run out" in said
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / "here").read_text().split())
+
+
 def call(server: ServerProcess, path: str, body: Any = None, session: str | None = None) -> tuple[int, Any, str | None]:
     """An HTTP call on a connection of its own: status, body, and the session it names."""
     headers = {"Content-Type": "application/json"} | ({} if session is None else {"X-Session-Id": session})

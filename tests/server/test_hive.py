@@ -202,6 +202,29 @@ def test_a_blocked_event_loop_shows_in_health() -> None:
     asyncio.run(scenario())
 
 
+def test_on_a_full_server_metadata_is_asked_of_whoever_is_idle_and_waits_for_no_step() -> None:
+    async def scenario() -> None:
+        hive = hive_for(async_counting(), max_sessions=2)
+        sessions = [hive.admit(None) for _ in range(2)]
+        steps = []
+        for session in sessions:
+            await session.ask_reset({})
+        for session in sessions:
+            assert b"CountingEnvironment" in await asyncio.wait_for(hive.metadata(), 20)
+            steps.append(asyncio.ensure_future(session.ask_step(b'{"seconds": 60}', {})))
+            while session.busy_with != "step":
+                await asyncio.sleep(0.001)
+            hive._metadata = None  # as if it had not been asked for
+        with pytest.raises(SessionCapacityError):
+            await hive.metadata()
+        for session in sessions:
+            session.end()
+        await asyncio.gather(*steps, return_exceptions=True)
+        await hive.shutdown()
+
+    asyncio.run(scenario())
+
+
 def test_metadata_is_asked_of_one_instance_and_kept() -> None:
     async def scenario() -> None:
         env = counting()

@@ -68,6 +68,12 @@ def test_an_episode_over_http(http: TestClient, env: type[Counting]) -> None:
     assert code(http.post("/close", headers=session)) == (404, "SESSION_NOT_FOUND")
 
 
+def test_a_session_goes_on_in_another_event_loop_with_time_limits_of_its_own() -> None:
+    client = TestClient(create_app(counting(BLOCKING=False), Move, Seen))  # not in a block: a loop for each request
+    session = begin(client, timeout_s=30)
+    assert [total(client, session, timeout_s=seconds) for seconds in (60, 5, 20)] == [1, 2, 3]
+
+
 def test_two_sessions_are_two_environments(http: TestClient) -> None:
     one, two = begin(http), begin(http)
     assert [total(http, one), total(http, two), total(http, one)] == [1, 1, 2]
@@ -219,6 +225,27 @@ def test_sessions_expire_sooner_when_no_request_has_named_them(env: type[Countin
             hive.admit(None)
         for session in sessions:
             session.end()
+        await hive.shutdown()
+
+    asyncio.run(scenario())
+
+
+def test_a_session_on_offer_ends_also_if_whoever_got_its_place_never_comes(env: type[Counting]) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        hive = Hive(Blueprint.of(env, Move, Seen), ServerConfig(max_sessions=1), clock=clock)
+        session = await hive.admit_in_turn(None)
+        await session.ask_reset({})
+        assert hive.http.add(session)
+        hive._places.take()  # for a connection that another worker hands over, and dies before it is here
+        hive.sweep(clock.now)
+        assert not session.is_over  # it may still be on its way
+        hive.sweep(clock.now)
+        await asyncio.wait_for(session.wait_closed(), 20)
+        with pytest.raises(SessionExpiredError, match="its place went to another"):
+            hive.http.find(session.id, None)
+        hive._places.give_back()
+        await (await hive.admit_in_turn(None)).ask_reset({})
         await hive.shutdown()
 
     asyncio.run(scenario())

@@ -29,6 +29,21 @@ def test_a_derived_class_finds_what_it_reaches_for() -> None:
     assert (server.env_name, server._max_concurrent_envs) == ("counting", server.max_concurrent_envs)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_derived_class_may_set_what_openenvs_constructor_sets(first: bool) -> None:
+    class Derived(HTTPEnvServer):
+        def __init__(self) -> None:
+            if first:
+                self.action_cls, self.observation_cls = Move, Seen
+            super().__init__(env=counting(), action_cls=Move, observation_cls=Seen)
+            if not first:
+                self.action_cls, self.env_name = State, "mine"
+
+    server = Derived()
+    assert (server.action_cls, server.env_name == "mine") == ((Move, False) if first else (State, True))
+    assert server.observation_cls is Seen
+
+
 def test_its_sessions_are_there_with_their_environments_and_can_be_ended() -> None:
     env, app = counting(), FastAPI()
     server = HTTPEnvServer(env, Move, Seen)

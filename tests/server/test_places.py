@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
 from envhive.errors import SessionCapacityError
 from envhive.server.auth import Owner
-from envhive.server.ledger import Ledger, Ticket
+from envhive.server.ledger import MOST_HIVES, Ledger, Ticket
 from envhive.server.places import LocalPlaces, Places, SharedPlaces
 
 
@@ -224,6 +226,73 @@ def test_processes_that_take_and_give_at_once_lose_nothing(ledger: Ledger) -> No
     assert ledger.counts(0) == [0, 0, 0]
 
 
+class Dying(BaseException):
+    """A process is killed."""
+
+
+class LastCells:
+    """A ledger's memory, to a process that is killed after it has written so many cells."""
+
+    def __init__(self, cells: Any, writes: int) -> None:
+        self._cells = cells
+        self._left = writes
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._cells[index]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        if self._left == 0:
+            raise Dying
+        self._left -= 1
+        self._cells[index] = value
+
+
+def _state(ledger: Ledger) -> list[Any]:
+    with ledger._locked():  # whatever was left half done is taken back
+        return [ledger.counts(0), ledger.on_offer(0), ledger._plain_counts(MOST_HIVES), ledger.on_the_way(0, 1)]
+
+
+CHANGES: dict[str, Callable[[Ledger, Ticket], Any]] = {
+    "take": lambda ledger, ticket: ledger.reserve(0, owner=ADA),
+    "take another's that is on offer": lambda ledger, ticket: ledger.reserve_from(0, 0),
+    "take in turn": lambda ledger, ticket: ledger.reserve_in_turn(0, 2, 1, ADA),
+    "give back": lambda ledger, ticket: ledger.release(0, 1, ADA.number),
+    "arrive": lambda ledger, ticket: ledger.arrive(ticket),
+    "lose": lambda ledger, ticket: ledger.lose(ticket),
+    "offer": lambda ledger, ticket: ledger.offer(0, 1, ADA),
+    "keep": lambda ledger, ticket: ledger.keep(0, 1, ADA),
+    "withdraw": lambda ledger, ticket: ledger.withdraw(0, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_that_somebody_dies_in_the_midst_of_is_none(ledger: Ledger, name: str) -> None:
+    change, whole = CHANGES[name], name != "take another's that is on offer"
+    for writes in range(100):
+        ledger.set_limit(0, 7)
+        ticket = handed_over(ledger, 0, 1, ADA)
+        for worker in range(3):
+            ledger.set_at_work(worker, True)
+            assert ledger.reserve(0, worker) is not None
+        ledger.offer(0, 1, None)
+        ledger.set_limit(0, 7 if whole else 4)
+        before, cells = _state(ledger), ledger._cells
+        ledger._cells = cast("Any", LastCells(cells, writes))
+        try:
+            change(ledger, ticket)
+        except Dying:
+            ledger._cells = cells
+            assert _state(ledger) == before
+            for worker in range(3):
+                ledger.forget(worker)
+        else:
+            ledger._cells = cells
+            assert writes > 4
+            assert _state(ledger) != before
+            return
+    raise AssertionError("it never came to an end")
+
+
 def _die_with_the_lock(descriptor: int) -> None:
     ledger = Ledger(descriptor, 3)
     with ledger._locked():
@@ -236,6 +305,18 @@ def test_a_process_that_dies_with_the_lock_gives_it_back(ledger: Ledger) -> None
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert ledger.reserve(0) is not None
+
+
+def test_a_ledger_can_be_had_where_memory_has_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> int:
+        raise PermissionError(errno.EACCES, "not in here")
+
+    monkeypatch.setattr(os, "memfd_create", refuse, raising=False)
+    made = Ledger.create(2)
+    assert Ledger(made.descriptor, 2).reserve(0) is None  # of a limit of none
+    made.set_limit(0, 1)
+    assert Ledger(made.descriptor, 2).reserve(0) == 0
+    os.close(made.descriptor)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system keeps such files on a disk")

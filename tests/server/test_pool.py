@@ -182,7 +182,10 @@ def test_a_thread_of_a_pool_that_hangs_in_a_job_that_was_given_up_does_not_count
         hang.released.set()
 
 
-def test_a_job_of_a_pool_that_was_given_up_before_it_began_keeps_no_thread_either() -> None:
+def test_a_job_of_a_pool_that_was_given_up_before_it_began_keeps_its_thread_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("envhive.server.pool.HANGING_S", 0.02)
     first, second = Hang(), Hang()
 
     async def test(mailbox: Mailbox) -> None:
@@ -212,6 +215,30 @@ def test_a_job_of_a_pool_that_was_given_up_before_it_began_keeps_no_thread_eithe
     finally:
         first.released.set()
         second.released.set()
+
+
+def test_many_jobs_of_a_pool_that_are_given_up_before_they_begin_are_not_all_done_at_once() -> None:
+    hang = Hang()
+
+    async def test(mailbox: Mailbox) -> None:
+        pool = Pool(mailbox, 3)
+        customers = [Customer() for _ in range(100)]
+        answers = [ask(pool, hang, customer=customer) for customer in customers]
+        await hang.has_begun(3)
+        for customer in customers[3:]:
+            pool.give_up(customer)
+        for _ in range(50):  # looks of the pool's at whether somebody waits
+            await asyncio.sleep(0.002)
+        assert len(hang.threads) == 3
+        hang.released.set()
+        await asyncio.gather(*answers)
+        assert len(hang.threads) == 100
+        pool.stop()
+
+    try:
+        on_a_loop(test)
+    finally:
+        hang.released.set()
 
 
 def test_a_pool_that_has_given_up_its_last_thread_takes_another_when_there_is_one(

@@ -204,13 +204,15 @@ def test_numbers_names_and_time_limits_of_requests_mix(requests: list[tuple[int 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
 @settings(max_examples=30, deadline=None)
-@given(sequence=frames, cut=st.integers(0, 40))
+@given(sequence=frames, cut=st.integers(0, 40), patient=st.booleans())
 def test_a_client_that_leaves_at_any_moment_costs_one_close(
-    kind: Callable[[], Any], sequence: list[Any], cut: int
+    kind: Callable[[], Any], sequence: list[Any], cut: int, patient: bool
 ) -> None:
     async def scenario() -> None:
         env, wire = kind(), Wire()
         session = open_session(env, wire)
+        if patient:
+            await session.wait_opened()
         for number, frame in enumerate(sequence):
             if number == cut:
                 break
@@ -218,8 +220,9 @@ def test_a_client_that_leaves_at_any_moment_costs_one_close(
         session.detach()
         await asyncio.wait_for(wire.ended.wait(), 20)
         assert session.phase is Phase.CLOSED
-        assert env.journal.count("make") == env.journal.count("close") == 1
-        assert env.journal.events()[-1] == "close"
+        made = env.journal.count("make")  # perhaps it had not begun to be made
+        assert made == env.journal.count("close") == 1 or (made == 0 and not patient)
+        assert env.journal.events()[-1:] == ["close"] * made
 
     asyncio.run(scenario())
 

@@ -137,10 +137,10 @@ def end(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
-def refused(*arguments: str, **environ: str) -> str:
+def refused(*arguments: str, cwd: Path | None = None, **environ: str) -> str:
     """What `envhive ARGUMENTS` says that are no good: one line, and nothing on standard output."""
     done = subprocess.run(
-        [ENVHIVE, *arguments], env=plain_environ(**environ), capture_output=True, text=True, timeout=60
+        [ENVHIVE, *arguments], cwd=cwd, env=plain_environ(**environ), capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.strip().splitlines()) == 1

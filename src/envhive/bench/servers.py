@@ -164,7 +164,10 @@ def _settle_in(cores: set[int]) -> None:
 
 @contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """What is told to end, by whichever signal, or whose terminal is closed, stops the servers that it has started."""
+    """What is told to end, by whichever signal, or whose terminal is closed, stops the servers that it has started.
+
+    What was started to ignore such a signal (`nohup`) ignores it.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -172,11 +175,14 @@ def signals_as_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in heeded:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in heeded.items():
             signal.signal(number, handler)
 
 

@@ -64,7 +64,7 @@ class AliasModule(ModuleType):
             raise AttributeError(str(error)) from error
         except ConfigurationError as error:  # a package that only this name needs is not installed
             raise ImportError(str(error)) from error
-        setattr(self, name, value)
+        super().__setattr__(name, value)  # past our own: it is looked up, not replaced
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -80,27 +80,45 @@ class Channel:
         self._descriptors: deque[int] = deque()
         self._outgoing: deque[tuple[bytes, int | None]] = deque()
         self.is_open = True
+        """Whether the other can be told anything. If not, what it has said last may still be there to be read."""
+        self._is_read_to_its_end = False
         link.setblocking(False)
         self._loop.add_reader(link, self._read)
 
     def send(self, letter: Letter, descriptor: int | None = None) -> None:
         """Send a letter; the descriptor, if any, is this channel's to close."""
+        if not self.is_open:
+            if descriptor is not None:
+                os.close(descriptor)
+            return
         body = _encode(letter)
         self._outgoing.append((len(body).to_bytes(_PREFIX, "big") + body, descriptor))
         if len(self._outgoing) == 1:
             self._write()
 
     def close(self) -> None:
+        self._stop_writing()
+        if self._is_read_to_its_end:
+            return
+        self._is_read_to_its_end = True
+        self._loop.remove_reader(self._link)
+        self._link.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _stop_writing(self) -> None:
+        """The other is gone, and with it what it has not read."""
         if not self.is_open:
             return
         self.is_open = False
-        self._loop.remove_reader(self._link)
         self._loop.remove_writer(self._link)
-        self._link.close()
-        for descriptor in [*self._descriptors, *(d for _, d in self._outgoing if d is not None)]:
-            os.close(descriptor)
-        self._descriptors.clear()
+        for _, descriptor in self._outgoing:
+            if descriptor is not None:
+                os.close(descriptor)
         self._outgoing.clear()
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_WR)  # if it was no end of the other's, it is to end this, too
         self._on_lost(self)
 
     def _write(self) -> None:
@@ -115,7 +133,7 @@ class Channel:
                 self._loop.add_writer(self._link, self._write)
                 return
             except OSError:
-                self.close()
+                self._stop_writing()
                 return
             if descriptor is not None:
                 os.close(descriptor)  # it is on its way, and the system holds it
@@ -127,7 +145,7 @@ class Channel:
 
     def _read(self) -> None:
         # To the end: if the other died with letters unread, uvloop calls this once, for its last ones and its death.
-        while self.is_open and self._read_some():
+        while not self._is_read_to_its_end and self._read_some():
             pass
 
     def _read_some(self) -> bool:
@@ -300,7 +318,11 @@ class Crew:
         channel = self._channels.get(worker)
         if channel is not None and channel.is_open:
             return channel
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:  # no descriptor is left
+            logger.error("Worker %d could not be reached: %s", worker, error)
+            return None
         try:
             link.connect(str(self._path(worker)))
         except OSError:

@@ -13,12 +13,12 @@ class Deadline:
     timer of an earlier request stays, and when it goes off looks how much time the running one has left.
     """
 
-    __slots__ = ("_at", "_clock", "_loop", "_on_overdue", "_timer", "_timer_at", "seconds")
+    __slots__ = ("_at", "_clock", "_on_overdue", "_timer", "_timer_at", "loop", "seconds")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float], on_overdue: Callable[[], None]
     ) -> None:
-        self._loop = loop
+        self.loop = loop
         self._clock = clock
         self._on_overdue = on_overdue
         self._at: float | None = None
@@ -50,7 +50,7 @@ class Deadline:
 
     def _start_timer(self, at: float, seconds: float) -> None:
         self._timer_at = at
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer = self.loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
         self._timer = None

@@ -30,6 +30,27 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> 
 
 
 async def _cancel_when_gone(receive: Receive, working: asyncio.Task[Response]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass  # a body that nobody has read
+    await hung_up(receive)
     working.cancel()
+
+
+async def hung_up(receive: Receive) -> None:
+    """Wait until the client hangs up; for ever, where `receive` does not tell.
+
+    A server's own waits until it knows more. Middleware that has read the body often puts one in its place that never
+    waits: it gives the body again each time, or says the second time that the client is gone.
+    """
+    loop = asyncio.get_running_loop()
+    body_has_ended = False
+    while True:
+        waited = asyncio.Event()
+        loop.call_soon(waited.set)
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            if waited.is_set():
+                return
+            break
+        if body_has_ended:
+            break
+        body_has_ended = not message.get("more_body", False)  # of one that nobody has read
+    await loop.create_future()

@@ -405,15 +405,16 @@ class Hive:
         return session
 
     async def metadata(self) -> bytes:
-        """What the environment says about itself; asked once, of an instance made for it, or of another if all are."""
+        """What the environment says about itself; asked once, of an instance made for it, or of an idle one."""
         if self._metadata is None:
             try:
                 async with self.visit(None) as session:
                     self._metadata = await session.ask(self.calls.metadata)
             except SessionCapacityError:
-                if not self.sessions:
-                    raise
-                self._metadata = await next(iter(self.sessions.values())).ask(self.calls.metadata)
+                idle = next((each for each in self.sessions.values() if each.idle_since() is not None), None)
+                if idle is None:
+                    raise  # nobody is to wait for a step, which may take as long as it likes
+                self._metadata = await idle.ask(self.calls.metadata)
         return self._metadata
 
     # The end.

@@ -73,6 +73,7 @@ class HttpSessions:
         self._on_offer: OrderedDict[str, Guest] = OrderedDict()
         self._evicted: set[Session] = set()
         self._expired: OrderedDict[str, tuple[Owner | None, EnvHiveError]] = OrderedDict()
+        self._had_too_many = False
 
     def on_offer(self) -> int:
         """How many sessions nobody has come back to so far."""
@@ -131,6 +132,10 @@ class HttpSessions:
 
     def sweep(self, now: float) -> None:
         """End the sessions that nobody came back to."""
+        too_many = len(self._on_offer) > self._places.on_offer()
+        if too_many and self._had_too_many:
+            self.make_room()  # whoever has taken their places was lost on the way here
+        self._had_too_many = too_many
         for guest in list(self._guests.values()):
             since = guest.session.idle_since()
             limit = OFFERED_S if guest.on_offer else self._idle_s

@@ -29,6 +29,8 @@ def check_quota(owner: Owner, taken: int) -> None:
 
 _ROWS: Final = 3 * MOST_HIVES + MOST_TOKENS
 _GONE, _WELCOME, _BUSY_LEAVING = 0, 1, 2
+_MOST_NOTES: Final = 8
+"""Cells that one change may concern."""
 
 
 class Ticket(NamedTuple):
@@ -53,8 +55,8 @@ class Ledger:
     receiver, but end with the sender, which alone knows of them until they get there.
 
     Changes are made under a file lock, which the system takes back from a process that dies with it; each costs two
-    system calls, once a session. Whoever dies in the midst of a change leaves it half made: so what is taken is written
-    with one stroke, into a cell that is cleared with the one who takes it.
+    system calls, once a session. Before a cell is changed it is noted down what was in it. Of a change that somebody
+    died in the midst of nothing remains: whoever has the lock next puts back what was there.
     """
 
     def __init__(self, descriptor: int, workers: int) -> None:
@@ -66,16 +68,16 @@ class Ledger:
 
     @staticmethod
     def _size(workers: int) -> int:
-        return 8 * ((1 + workers) * (2 + _ROWS) + MOST_HIVES * workers * workers)
+        return 8 * ((1 + workers) * (2 + _ROWS) + MOST_HIVES * workers * workers + 1 + 2 * _MOST_NOTES)
 
     @classmethod
     def create(cls, workers: int) -> Ledger:
         """A new ledger; its descriptor is to be inherited by the workers."""
         size = cls._size(workers)
-        if hasattr(os, "memfd_create"):
+        try:
             descriptor = os.memfd_create("envhive-ledger")
             os.ftruncate(descriptor, size)
-        else:
+        except (AttributeError, OSError):  # it is Linux's, and some sandboxes forbid it
             with tempfile.TemporaryFile() as file:
                 file.write(bytes(size))  # not only its size: on a disk that is full, its use would be a SIGBUS
                 file.flush()
@@ -87,9 +89,30 @@ class Ledger:
     def _locked(self) -> Iterator[memoryview]:
         fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
         try:
-            yield self._cells
+            self._take_back()  # what somebody died in the midst of
+            try:
+                yield self._cells
+            except BaseException:  # a change that is refused half-way is none
+                self._take_back()
+                raise
+            self._cells[self._notes()] = 0
         finally:
             fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
+
+    def _change(self, index: int, by: int) -> None:
+        """Change a cell, for good when the lock is given back; no cell gets below zero."""
+        cells, notes = self._cells, self._notes()
+        before, count = cells[index], cells[notes]
+        cells[notes + 1 + 2 * count], cells[notes + 2 + 2 * count] = index, before
+        cells[notes] = count + 1
+        cells[index] = max(0, before + by)
+
+    def _take_back(self) -> None:
+        cells, notes = self._cells, self._notes()
+        for count in range(cells[notes], 0, -1):
+            index, before = cells[notes - 1 + 2 * count], cells[notes + 2 * count]
+            cells[index] = before
+        cells[notes] = 0
 
     def set_limit(self, hive: int, limit: int) -> None:
         with self._locked() as cells:
@@ -125,24 +148,23 @@ class Ledger:
                 return None
         worker = min(candidates, key=lambda index: (counts[index], index != prefer))
         if full:
-            cells[offers + 1 + worker] -= 1
+            self._change(offers + 1 + worker, -1)
         if sender is None or sender == worker:
-            cells[row + 1 + worker] += not full
+            self._change(row + 1 + worker, not full)
             self._count_for(owner, worker, 1)
         else:
-            cells[row + 1 + worker] -= full  # from now on it is the one that is on its way
-            cells[self._way(hive, sender, worker)] += 1
+            self._change(row + 1 + worker, -full)  # from now on it is the one that is on its way
+            self._change(self._way(hive, sender, worker), 1)
             self._count_for(owner, sender, 1)
         return worker
 
     def _count_for(self, owner: Owner | None, worker: int, change: int) -> None:
         if owner is not None:
-            index = self._row(MOST_HIVES + owner.number) + 1 + worker
-            self._cells[index] = max(0, self._cells[index] + change)
+            self._change(self._row(MOST_HIVES + owner.number) + 1 + worker, change)
 
     def offer(self, hive: int, worker: int, owner: Owner | None) -> None:
-        with self._locked() as cells:
-            cells[self._offers(hive) + 1 + worker] += 1
+        with self._locked():
+            self._change(self._offers(hive) + 1 + worker, 1)
             self._count_for(owner, worker, -1)
 
     def keep(self, hive: int, worker: int, owner: Owner | None) -> bool:
@@ -153,15 +175,15 @@ class Ledger:
             if owner is not None:
                 check_quota(owner, sum(self._plain_counts(MOST_HIVES + owner.number)))
                 self._count_for(owner, worker, 1)
-            cells[index] -= 1
+            self._change(index, -1)
             return True
 
     def withdraw(self, hive: int, worker: int, known: int) -> None:
         with self._locked() as cells:
             offered = self._offers(hive) + 1 + worker
             if cells[offered] >= known:
-                cells[offered] -= 1
-                cells[self._row(hive) + 1 + worker] -= 1
+                self._change(offered, -1)
+                self._change(self._row(hive) + 1 + worker, -1)
 
     # Places on their way.
 
@@ -176,12 +198,12 @@ class Ledger:
 
     def arrive(self, ticket: Ticket) -> bool:
         """The connection has got there; False if its place is gone, as the sender is."""
-        with self._locked() as cells:
+        with self._locked():
             if not self._take_up(ticket):
                 return False
-            cells[self._row(ticket.hive) + 1 + ticket.receiver] += 1
+            self._change(self._row(ticket.hive) + 1 + ticket.receiver, 1)
             if ticket.owner is not None:
-                cells[self._row(MOST_HIVES + ticket.owner) + 1 + ticket.receiver] += 1
+                self._change(self._row(MOST_HIVES + ticket.owner) + 1 + ticket.receiver, 1)
             return True
 
     def lose(self, ticket: Ticket) -> None:
@@ -193,10 +215,9 @@ class Ledger:
         way = self._way(ticket.hive, ticket.sender, ticket.receiver)
         if ticket.life != self._cells[self._lives() + 1 + ticket.sender] or not self._cells[way]:
             return False
-        self._cells[way] -= 1
+        self._change(way, -1)
         if ticket.owner is not None:
-            index = self._row(MOST_HIVES + ticket.owner) + 1 + ticket.sender
-            self._cells[index] = max(0, self._cells[index] - 1)
+            self._change(self._row(MOST_HIVES + ticket.owner) + 1 + ticket.sender, -1)
         return True
 
     def on_the_way(self, sender: int, receiver: int) -> int:
@@ -214,10 +235,9 @@ class Ledger:
         return any(self._firsts(hive))
 
     def release(self, hive: int, worker: int, owner: int | None = None) -> None:
-        with self._locked() as cells:
+        with self._locked():
             for row in (hive,) if owner is None else (hive, MOST_HIVES + owner):
-                index = self._row(row) + 1 + worker
-                cells[index] = max(0, cells[index] - 1)
+                self._change(self._row(row) + 1 + worker, -1)
 
     def set_at_work(self, worker: int, at_work: bool, *, takes_newcomers: bool = True) -> None:
         """Whether a worker is there, from when it is ready until it is told to stop or dies; and whether for more."""
@@ -264,10 +284,7 @@ class Ledger:
             if owner is not None:
                 check_quota(owner, sum(self._plain_counts(MOST_HIVES + owner.number)))
                 self._count_for(owner, worker, 1)
-            if full:
-                cells[offered] -= 1
-            else:
-                cells[row + 1 + worker] += 1
+            self._change(offered if full else row + 1 + worker, -1 if full else 1)
             return True
 
     def at_work(self) -> list[bool]:
@@ -310,3 +327,6 @@ class Ledger:
 
     def _way(self, hive: int, sender: int, receiver: int) -> int:
         return self._row(_ROWS + 1) + (hive * self.workers + sender) * self.workers + receiver
+
+    def _notes(self) -> int:
+        return self._way(MOST_HIVES, 0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 from envhive.inspection import Factory
@@ -14,6 +15,20 @@ _NEVER_CALLED: Final = ("_create_session", "_cleanup_session_resources", "_run_i
 """Methods by which OpenEnv's server keeps its sessions. Here the hive does."""
 
 
+class _Seen:
+    """An attribute that shows what the hive has, until it is set to something else.
+
+    Some subclasses set OpenEnv's attributes themselves, before or after its constructor does: no property lets them.
+    """
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    def __get__(self, server: Any, cls: type | None = None) -> Any:
+        return self if server is None else self._read(server)
+
+
 class HTTPEnvServer(app.HTTPEnvServer):
     """EnvHive's server, with what subclasses of OpenEnv's reach for."""
 
@@ -23,35 +38,35 @@ class HTTPEnvServer(app.HTTPEnvServer):
             if name in vars(cls):
                 logger.warning("%s.%s replaces a part of OpenEnv's server: EnvHive never calls it", cls.__name__, name)
 
-    @property
+    @_Seen
     def action_cls(self) -> type[Any]:
         return self.hive.blueprint.action_cls
 
-    @property
+    @_Seen
     def observation_cls(self) -> type[Any]:
         return self.hive.blueprint.observation_cls
 
-    @property
+    @_Seen
     def reset_observation_cls(self) -> type[Any]:
         return self.hive.blueprint.reset_observation_cls or self.observation_cls
 
-    @property
+    @_Seen
     def state_cls(self) -> type[Any]:
         return self.hive.blueprint.state_cls
 
-    @property
+    @_Seen
     def env_name(self) -> str:
         return self.hive.blueprint.env_name
 
-    @property
+    @_Seen
     def _env_factory(self) -> Factory:
         return self.hive.blueprint.factory
 
-    @property
+    @_Seen
     def _max_concurrent_envs(self) -> int:
         return self.max_concurrent_envs
 
-    @property
+    @_Seen
     def _sessions(self) -> dict[str, Any]:
         """The sessions of this process with their environments; None for one that is elsewhere, or not made yet.
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Callable
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from envhive.server.threads import Baton, Done, Job, Mailbox, Pace, do, forget_this_thread
+
+HANGING_S: Final = 1.0
+"""How long a job that nobody waits for may keep a thread from others."""
 
 
 class Customer(Protocol):
@@ -18,12 +23,17 @@ class Customer(Protocol):
 
 
 class Shift(Baton):
-    """A thread of a pool that is awake, and whom it works for."""
+    """A thread of a pool that is awake, whom it works for, and since when."""
 
-    __slots__ = ("customer",)
+    __slots__ = ("began", "customer")
 
     def __init__(self) -> None:
         self.customer: Customer | None = None
+        self.began = 0.0
+
+    def given_up_since(self, moment: float) -> bool:
+        """Whether it has worked at least so long for one who does not wait for it."""
+        return self.customer is not None and self.customer.given_up and self.began <= moment
 
 
 class Pool:
@@ -31,7 +41,8 @@ class Pool:
 
     Quick jobs are all done by one thread, which wakes the event loop after the last; several would only fight for the
     interpreter's lock. Jobs that take long get a thread each. A thread whose job is given up, because it hangs, is no
-    longer one of the pool's: another may be started for it, and it ends with the job, if that ever does.
+    longer one of the pool's: another may be started for it, and it ends with the job, if that ever does. A job that was
+    given up before it began is done all the same, and has its thread for a while: of those there may be thousands.
     """
 
     __slots__ = (
@@ -40,6 +51,7 @@ class Pool:
         "_done",
         "_done_before",
         "_jobs",
+        "_lock",
         "_looking",
         "_mailbox",
         "_pace",
@@ -54,6 +66,7 @@ class Pool:
         self._jobs: deque[tuple[Job, tuple[Any, ...], Done, Customer]] = deque()
         self._bell: SimpleQueue[Shift | None] = SimpleQueue()
         self._awake: set[Shift] = set()
+        self._lock = threading.Lock()  # of whom each shift works for, and whether it is still one of the pool's
         self._threads = 0
         self._done = 0  # roughly, as many threads count at once
         self._done_before = 0
@@ -70,20 +83,20 @@ class Pool:
             self._mailbox.look_later(self._look)
 
     def give_up(self, customer: Customer) -> None:
-        """Do without the threads that hang in jobs of this one, now or later. Called on the event loop."""
+        """Do without the thread that hangs in a job of this one. Called on the event loop."""
         customer.given_up = True
-        for shift in list(self._awake):
-            if shift.customer is customer:
-                self._write_off(shift)
+        self._write_off(lambda shift: shift.customer is customer)
 
-    def _write_off(self, shift: Shift) -> None:
-        """A thread is no longer one of the pool's. Called on the event loop, where they are counted."""
-        if shift not in self._awake:
-            return  # it was told already
-        self._awake.discard(shift)
-        self._threads -= 1
-        if self._jobs:
-            self._wake_one()
+    def _write_off(self, hangs: Callable[[Shift], bool]) -> None:
+        """Threads that hang are no longer the pool's. Called on the event loop, where they are counted."""
+        for shift in list(self._awake):
+            with self._lock:
+                if not hangs(shift):
+                    continue
+                self._awake.discard(shift)
+            self._threads -= 1
+            if self._jobs:
+                self._wake_one()
 
     def stop(self) -> None:
         for _ in range(self._threads):
@@ -109,6 +122,9 @@ class Pool:
         self._mailbox.deliver()
         if self._jobs and self._done == self._done_before:
             self._pace.despair()
+            if len(self._awake) >= self._size:
+                latest = monotonic() - HANGING_S
+                self._write_off(lambda shift: shift.given_up_since(latest))
         if self._pace.is_slow:
             for _ in range(min(len(self._jobs), len(self._awake) or 1)):
                 self._wake_one()
@@ -126,7 +142,7 @@ class Pool:
         forget_this_thread()
 
     def _do_jobs(self, shift: Shift) -> bool:
-        """Do jobs until there are none; False after one that was given up, and its thread with it."""
+        """Do jobs until there are none; False after one in which this thread was written off."""
         while True:
             try:
                 job, args, done, customer = self._jobs.popleft()
@@ -136,26 +152,18 @@ class Pool:
                     return True
                 self._awake.add(shift)  # one more came while the shift was being ended
                 continue
-            # Here the shift is written before the customer is read, and in `give_up` it is the other way round: when
-            # both happen at once, at least one of the two threads sees what the other has done.
-            shift.customer = customer
-            if customer.given_up:
-                self._report(shift)
-            began = monotonic()
+            with self._lock:
+                shift.customer, shift.began = customer, monotonic()
             letter = do((job, args, done))
             del job, args, done  # whoever gets the letter is to have the last of them
-            shift.customer = None
-            self._pace.note(monotonic() - began)
+            with self._lock:
+                self._pace.note(monotonic() - shift.began)
+                shift.customer = None
+                is_written_off = shift not in self._awake
             self._done += 1
             self._mailbox.leave(letter)
-            del letter
-            if customer.given_up:
-                self._report(shift)
+            del letter, customer
+            if is_written_off:
                 return False
             if self._pace.is_slow:
                 self._mailbox.wake_loop()
-
-    def _report(self, shift: Shift) -> None:
-        """Let the event loop know that this thread works for one that was given up, if it does not yet."""
-        self._mailbox.leave((lambda shift, error: self._write_off(shift), shift, None))
-        self._mailbox.wake_loop()

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from envhive.errors import DrainingError, SessionError, SessionNotFoundError
 from envhive.server.gate import error_response
+from envhive.server.hangups import hung_up
 
 _CHUNK: Final = 65536
 _BETWEEN_NEIGHBOURS: Final = frozenset(
@@ -64,8 +65,7 @@ class Relayed(Response):
 
 async def _hang_up_with(receive: Receive, writer: asyncio.StreamWriter) -> None:
     """When the client hangs up, let the other worker see it."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await hung_up(receive)
     writer.close()
 
 

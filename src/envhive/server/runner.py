@@ -207,13 +207,28 @@ class LoopRunner(LocalRunner):
     connect), so they run on a small pool, unless the class promises that nothing in it ever waits.
     """
 
-    __slots__ = ("_inline", "_pool", "given_up")
+    __slots__ = ("_inline", "_opening", "_pool", "given_up")
 
     def __init__(self, calls: Calls, pool: Pool | None, tag: LogTag) -> None:
         super().__init__(calls, tag)
         self._pool = pool
         self.given_up = False
+        self._opening: Queued | None = None
         self._inline = inline_here()
+
+    def open(self, done: Done) -> None:
+        if self._pool is None:
+            super().open(done)
+        else:
+            self._opening = Queued(self.calls.make, functools.partial(self._opened, done))
+            self.run_patiently(self._opening.work, (), self._opening.finish)
+
+    def _opened(self, done: Done, env: Any, error: EnvHiveError | None) -> None:
+        self._opening = None
+        super()._opened(done, env, error)
+
+    def cancel(self) -> bool:
+        return super().cancel() or (self._opening is not None and self._opening.cancel())
 
     def run(self, job: Job, args: tuple[Any, ...], done: Done) -> None:
         error: EnvHiveError | None = None
@@ -246,19 +261,23 @@ class LoopRunner(LocalRunner):
 class Queued:
     """A job for a thread that many sessions share: until it begins, it can be taken back."""
 
-    __slots__ = ("_begun", "_done", "_job", "_over")
+    __slots__ = ("_done", "_job", "_over", "_unclaimed")
 
     def __init__(self, job: Job, done: Done) -> None:
         self._job = job
         self._done = done
-        self._begun = False
+        self._unclaimed = [True]
         self._over = False
 
+    def _claim(self) -> bool:
+        """Whether it can still be begun, or taken back. Of two threads that ask at once, one gets it."""
+        try:
+            return self._unclaimed.pop()
+        except IndexError:
+            return False
+
     def work(self, *args: Any) -> Any:
-        if self._over:
-            return None
-        self._begun = True
-        return self._job(*args)
+        return self._job(*args) if self._claim() else None
 
     def finish(self, result: Any, error: EnvHiveError | None) -> None:
         if not self._over:
@@ -267,13 +286,13 @@ class Queued:
 
     @property
     def is_running(self) -> bool:
-        return self._begun and not self._over
+        return not self._unclaimed and not self._over
 
     def cancel(self) -> bool:
-        if self._begun or self._over:
+        if not self._claim():
             return False
         self._over = True
-        self._done(None, ExecutionError("It was still waiting for the thread that all sessions share"))
+        self._done(None, ExecutionError("It was still waiting for a thread that many sessions share"))
         return True
 
 

@@ -340,7 +340,8 @@ class Session(Turns):
     # Opening and closing.
 
     def _opened(self, env: Any, error: EnvHiveError | None) -> None:
-        self._keeper.session_opened(self, error)
+        if self._phase is OPENING or error is None:
+            self._keeper.session_opened(self, error)  # what fails when nobody waits for it was only taken back, perhaps
         self.last_active = self._clock()
         self.busy_with = ""
         if self._patience is not None:

@@ -355,8 +355,9 @@ class Turns(ABC):
         start()
 
     def _set_deadline(self, seconds: float) -> None:
-        if self._deadline is None:
-            self._deadline = Deadline(asyncio.get_running_loop(), self._clock, self._overdue)
+        loop = asyncio.get_running_loop()
+        if self._deadline is None or self._deadline.loop is not loop:  # test clients have a loop for each request
+            self._deadline = Deadline(loop, self._clock, self._overdue)
         self._deadline.set(seconds, self.last_active)
 
     def _overdue(self) -> None:

@@ -134,25 +134,31 @@ class Supervisor:
         elif (code := worker.process.poll()) is not None:
             self._mourn(worker, code)
 
-    def _listen_to(self, worker: Worker) -> None:
-        """A worker says one thing: that it is ready, or why it cannot start."""
+    @staticmethod
+    def _hear(worker: Worker) -> dict[str, Any] | None:
+        """A worker says one thing: that it is ready, or why it cannot start. None as long as it has said nothing."""
         if worker.ready or worker.status < 0:
-            return
+            return None
         try:
             worker.said += os.read(worker.status, 65536)
         except BlockingIOError:
-            return
+            return None
         if not worker.said.endswith(b"\n"):
+            return None
+        message: dict[str, Any] = json.loads(worker.said)
+        worker.said.clear()
+        worker.ready = "error" not in message
+        return message
+
+    def _listen_to(self, worker: Worker) -> None:
+        message = self._hear(worker)
+        if message is None:
             return
-        message = json.loads(worker.said)
-        if "error" in message:
+        if not worker.ready:
             if not self._announced:
                 raise ConfigurationError(message["error"])
             logger.error("Worker %d cannot start: %s", worker.index, message["error"])
-            worker.said = bytearray()
-            return
-        worker.ready = True
-        if not self._announced and all(other.ready for other in self._workers):
+        elif not self._announced and all(other.ready for other in self._workers):
             self._announced = True
             self._on_ready(message)
 
@@ -179,7 +185,7 @@ class Supervisor:
             if worker.process is None:
                 continue
             running.append(worker.process)
-            self._listen_to(worker)
+            self._hear(worker)
             if worker.ready:
                 worker.process.send_signal(self._signal)
             else:
