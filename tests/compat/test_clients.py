@@ -53,6 +53,14 @@ with Echo(URL) as env:
     env.reset()
     print(env.step("hi", timeout_s=5).reward, env.state())
 """,
+    "errors": """
+with Echo(URL).sync() as env:
+    env.reset()
+    try:
+        env.step(5)
+    except RuntimeError as error:
+        print(str(error).startswith("Server error: "), "(code: VALIDATION_ERROR)" in str(error))
+""",
     "sync": """
 with Echo(URL).sync() as env:
     env.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import threading
 from typing import Any
@@ -147,3 +148,16 @@ def test_it_says_what_it_shows() -> None:
     assert WebInterfaceManager(Adding, Add, Sum).metadata.name == "Adding"
     told = EnvironmentMetadata(name="sums", description="Adds")
     assert WebInterfaceManager(Adding, Add, Sum, told).metadata is told
+
+
+def test_pages_that_replace_a_method_find_what_openenvs_is_made_of() -> None:
+    async def scenario() -> None:
+        manager = WebInterfaceManager(Adding, Add, Sum)
+        threads = [await manager._run_sync_in_thread_pool(threading.get_ident) for _ in range(2)]
+        assert threads[0] == threads[1] != threading.get_ident()
+
+    asyncio.run(scenario())
+    takes_two, takes_any = inspect.signature(lambda a, b: 0), inspect.signature(lambda **more: 0)
+    given = {"a": 1, "b": 2, "c": 3}
+    assert WebInterfaceManager._get_valid_kwargs(takes_two, given, {"b"}) == {"a": 1}
+    assert WebInterfaceManager._get_valid_kwargs(takes_any, given) == given

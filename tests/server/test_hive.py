@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -183,6 +184,44 @@ def test_a_server_whose_environments_cannot_be_made_is_not_well() -> None:
         await hive.shutdown()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("make", [counting, async_counting])
+def test_a_newcomer_gets_the_place_of_one_who_has_left_and_begins_when_that_one_is_closed(make: Any) -> None:
+    closing, released = threading.Event(), threading.Event()
+
+    def close(self: Any) -> None:
+        closing.set()
+        released.wait(20)
+        self._note("close")
+
+    async def scenario() -> None:
+        env = make(close=close)
+        hive = hive_for(env, max_sessions=1)
+        first = hive.admit(None)
+        await first.ask_reset({})
+        with pytest.raises(SessionCapacityError):
+            hive.admit(None)
+        first.end()
+        second = hive.admit(None)
+        reset = asyncio.ensure_future(second.ask_reset({}))
+        assert await asyncio.to_thread(closing.wait, 20)
+        assert env.journal.count("make") == 1
+        assert hive.capacity().active_sessions == 1
+        with pytest.raises(SessionCapacityError):  # nobody else leaves
+            hive.admit(None)
+        released.set()
+        await reset
+        assert env.journal.count("make") == 2
+        second.end()
+        await second.wait_closed()
+        assert hive.capacity().active_sessions == 0
+        await hive.shutdown()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        released.set()
 
 
 def test_a_blocked_event_loop_shows_in_health() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.testclient import TestClient
@@ -268,6 +268,30 @@ def test_a_server_says_whether_its_environment_may_run_many_times_at_once(env: t
     assert HTTPEnvServer(env, Move, Seen).is_concurrency_safe
     assert HTTPEnvServer(lambda: env(), Move, Seen).is_concurrency_safe
     assert not HTTPEnvServer(alone, Move, Seen).is_concurrency_safe
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_an_environment_raises_is_answered_by_the_app_where_it_knows_how(
+    env: type[Counting], is_async: bool
+) -> None:
+    def step(self: Counting, action: Move, **kwargs: Any) -> Seen:
+        known = {"http": HTTPException(418, "a teapot"), "value": UnicodeError("no words")}
+        raise known.get(action.do, OSError("no disk"))
+
+    async def step_async(self: Counting, action: Move, **kwargs: Any) -> Seen:
+        return step(self, action)
+
+    app = create_app(type("Raising", (env,), {"step": step_async if is_async else step}), Move, Seen)
+
+    @app.exception_handler(ValueError)
+    async def no_value(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"mine": str(error)}, 409)
+
+    with TestClient(app) as client:
+        answers = [client.post("/step", json={"action": {"do": do}}) for do in ("http", "value", "other")]
+    assert [answer.status_code for answer in answers] == [418, 409, 500]
+    assert [answers[0].json(), answers[1].json()] == [{"detail": "a teapot"}, {"mine": "no words"}]
+    assert answers[2].json()["code"] == "EXECUTION_ERROR"
 
 
 def test_metadata_are_there_while_every_place_is_taken(env: type[Counting]) -> None:

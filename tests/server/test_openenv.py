@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from envhive.server.openenv import HTTPEnvServer
-from envhive.types import State
+from envhive import HTTPEnvServer, create_app
+from envhive.server.auth import Tokens
+from envhive.server.config import forced
+from envhive.types import ServerMode, State
 from tests.support.envs import Move, Seen, counting
 
 
@@ -42,6 +47,49 @@ def test_a_derived_class_may_set_what_openenvs_constructor_sets(first: bool) -> 
     server = Derived()
     assert (server.action_cls, server.env_name == "mine") == ((Move, False) if first else (State, True))
     assert server.observation_cls is Seen
+
+
+def test_the_server_of_an_app_has_openenvs_names_and_is_found_as_openenvs_is() -> None:
+    app = create_app(counting(), Move, Seen, max_concurrent_envs=3)
+    (endpoint,) = (route.endpoint for route in app.routes if getattr(route, "path", "") == "/ws")
+    server = inspect.getclosurevars(endpoint).nonlocals["self"]
+    assert (server.action_cls, server._max_concurrent_envs, server._sessions) == (Move, 3, {})
+    assert server._concurrency_config.max_concurrent_envs == server.concurrency_config.max_concurrent_envs == 3
+    with TestClient(app) as client, client.websocket_connect("/ws") as ws:
+        ws.send_json({"type": "reset"})
+        ws.receive_json()
+        ((name, info),) = server._session_info.items()
+        assert (name, info.step_count) == (*server._sessions, 0)
+
+
+def test_a_lifespan_may_register_the_routes_of_an_app_that_runs_already() -> None:
+    env = counting()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        HTTPEnvServer(env, Move, Seen).register_routes(app)
+        yield
+
+    with forced(tokens=Tokens.parse("test", ["ada:a-long-secret"])), TestClient(FastAPI(lifespan=lifespan)) as client:
+        assert client.post("/reset").status_code == 401
+        with client.websocket_connect("/ws?token=a-long-secret") as ws:
+            ws.send_json({"type": "reset"})
+            assert ws.receive_json()["type"] == "observation"
+
+
+def test_a_mode_that_routes_are_registered_with_is_one_of_the_http_endpoints() -> None:
+    app = FastAPI()
+    HTTPEnvServer(counting(), Move, Seen).register_routes(app, mode=ServerMode.PRODUCTION)
+
+    @app.post("/reset")
+    async def own() -> str:
+        return "mine"
+
+    with TestClient(app) as client, client.websocket_connect("/ws") as ws:
+        assert client.post("/reset").json() == "mine"
+        assert client.post("/step", json={"action": {}}).status_code == 404
+        ws.send_json({"type": "reset"})
+        assert ws.receive_json()["type"] == "observation"
 
 
 def test_its_sessions_are_there_with_their_environments_and_can_be_ended() -> None:

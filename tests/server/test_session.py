@@ -60,6 +60,8 @@ class Wire:
     def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
         self.opened.append(error)
 
+    def session_ending(self, session: Session) -> None: ...
+
     def session_closed(self, session: Session) -> None:
         self.ended.set()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
 import re
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -17,7 +18,7 @@ from envhive.client.launch import servers_of
 from envhive.client.options import websocket_url
 from envhive.client.sync import is_in_background, is_on_a_loop, run_in_background
 from envhive.client.transport import Transport
-from envhive.errors import ConfigurationError
+from envhive.errors import ConfigurationError, EnvironmentFailureError, RequestError, SessionError
 from envhive.fleet.fleet import Fleet
 from envhive.providers.base import Provider
 from envhive.types import Observation, State, StepResult
@@ -27,6 +28,7 @@ ObsT = TypeVar("ObsT")
 StateT = TypeVar("StateT")
 T = TypeVar("T")
 _NOWHERE: Final = "http://not-started-yet"
+_SAID: Final = "Server error: "
 
 
 class EnvClient(native.EnvClient[ActT, ObsT, StateT]):
@@ -139,12 +141,28 @@ class EnvClient(native.EnvClient[ActT, ObsT, StateT]):
         self._children.append(child)
         return child
 
+    async def _request(self, transport: Transport, kind: str, data: Any = None, timeout_s: float | None = None) -> Any:
+        with _in_openenvs_words():
+            return await super()._request(transport, kind, data, timeout_s)
+
     async def _connected(self, *, may_reconnect: bool = False) -> Transport:
         if not self._base_url and self._provided is not None:
             self._servers = self._provided
             url = await asyncio.to_thread(self._provided.start)
             self._base_url, self._url = url.rstrip("/"), websocket_url(url)
-        return await super()._connected(may_reconnect=may_reconnect)
+        with _in_openenvs_words():
+            return await super()._connected(may_reconnect=may_reconnect)
+
+
+@contextlib.contextmanager
+def _in_openenvs_words() -> Iterator[None]:
+    """A server's errors read as they do with OpenEnv's client: some look for the code in them."""
+    try:
+        yield
+    except (RequestError, EnvironmentFailureError, SessionError) as error:
+        if not error.message.startswith(_SAID):
+            error.message = f"{_SAID}{error.message or error} (code: {error.code})"
+        raise
 
 
 class _Pending(Generic[T]):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, ClassVar
@@ -68,7 +71,7 @@ class WebInterfaceManager:
         self.episode_state = EpisodeState(step_count=0)
         self.connected_clients: list[Any] = []
         # One thread, always the same: some libraries belong to the thread that they were first used on.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="envhive-page")
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="envhive-page")
 
     async def reset_environment(self, reset_kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
         """Begin an episode, with those of the keywords that the environment takes."""
@@ -134,4 +137,22 @@ class WebInterfaceManager:
         method = getattr(self.env, plan.name)
         if plan.is_async:
             return await method(*args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: method(*args, **kwargs))
+        return await self._run_sync_in_thread_pool(method, *args, **kwargs)
+
+    # What pages of others, which replace methods of this class, call by these names.
+
+    async def _run_sync_in_thread_pool(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        job = functools.partial(func, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, job)
+
+    @staticmethod
+    def _get_valid_kwargs(
+        sig: inspect.Signature, kwargs: dict[str, Any], skip_params: set[str] | None = None
+    ) -> dict[str, Any]:
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in sig.parameters.values())
+        skipped = skip_params or set()
+        return {
+            name: value
+            for name, value in kwargs.items()
+            if (takes_any or name in sig.parameters) and name not in skipped
+        }

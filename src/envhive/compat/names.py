@@ -29,7 +29,7 @@ _INTERFACES: Final = _from("envhive.environment", "Environment", "Transform") | 
 _TRANSFORMS: Final = _from("envhive.compat.interfaces", "CompositeTransform", "NullTransform")
 _APPS: Final = {
     **_from("envhive.server.app", "create_app", "create_fastapi_app"),
-    "HTTPEnvServer": "envhive.server.openenv:HTTPEnvServer",
+    "HTTPEnvServer": "envhive.server.app:HTTPEnvServer",
 }
 _PAGES: Final = {
     # There is no page yet: the same app without one.

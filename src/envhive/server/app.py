@@ -19,10 +19,11 @@ from envhive.server.gate import Gate
 from envhive.server.hive import Hive
 from envhive.server.http import register_http_routes
 from envhive.server.mcp_http import McpEndpoint
+from envhive.server.openenv import OpenEnvNames
 from envhive.types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
 
 
-class HTTPEnvServer:
+class HTTPEnvServer(OpenEnvNames):
     """One environment, served: register its routes on any FastAPI app.
 
     Example:
@@ -55,10 +56,14 @@ class HTTPEnvServer:
     def register_routes(self, app: FastAPI, mode: ServerMode | str | None = None) -> None:
         """Put `/ws` and the HTTP endpoints on an app, and the gate before all of its routes.
 
-        In production mode reset, step and state are not offered.
+        In production mode reset, step and state are not offered. A mode that is given here is one of the HTTP endpoints
+        (and of tools): as with OpenEnv's server, `/ws` keeps what it has.
         """
+        offered = self.hive.mode
         if mode is not None:
-            self.hive.mode = self.hive.calls.mode = mode_for_app(mode)
+            offered = self.hive.calls.mode = mode_for_app(mode)
+            if offered is ServerMode.SIMULATION:
+                self.hive.mode = offered
         endpoint = McpEndpoint(self.hive)
 
         async def ws(websocket: WebSocket) -> None:
@@ -71,10 +76,13 @@ class HTTPEnvServer:
 
         _add_websocket_route(app, "/ws", ws)  # before the others: the route that is looked for most often
         _add_websocket_route(app, "/mcp", mcp_ws)
-        register_http_routes(app, self.hive, self.hive.mode, endpoint)
+        register_http_routes(app, self.hive, offered, endpoint)
         if not hasattr(app.state, "envhive"):  # of several environments on one app, the first one's routes are found
             app.state.envhive = self
-        app.add_middleware(Gate, config=self.hive.config)
+        if app.middleware_stack is None:
+            app.add_middleware(Gate, config=self.hive.config)
+        else:  # the app runs already: its lifespan registers routes
+            app.middleware_stack = Gate(app.middleware_stack, self.hive.config)
         app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)
 
     def get_capacity_status(self) -> ServerCapacityStatus:
@@ -101,9 +109,8 @@ class HTTPEnvServer:
 
     @property
     def concurrency_config(self) -> ConcurrencyConfig:
-        return ConcurrencyConfig(
-            max_concurrent_envs=self.hive.limit.sessions, session_timeout=self.hive.config.session_timeout
-        )
+        found: ConcurrencyConfig = self._concurrency_config
+        return found
 
 
 def _add_websocket_route(app: FastAPI, path: str, endpoint: Callable[[WebSocket], Awaitable[None]]) -> None:

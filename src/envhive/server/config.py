@@ -49,7 +49,9 @@ class ServerConfig:
     max_message_size: int = 100 * 1024 * 1024
     grace_period: float = 30.0
     """Seconds that running steps get to finish when the server is told to stop."""
-    thread_stack_size: int = 1024 * 1024
+    thread_stack_size: int = 8 * 1024 * 1024
+    """What programs have on Linux. It is address space: memory is taken as it is used. With 1 MiB some recursions that
+    never end, such as that of a key of `sorted`, killed the server before Python noticed them."""
     step_timeout: float | None = None
     """Seconds that a reset or step may take; clients of layer 2 may ask for less."""
     admission_timeout: float | None = None

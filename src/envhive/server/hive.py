@@ -95,6 +95,8 @@ class Hive:
         """Sessions that are found by their id."""
         self._successors: dict[Session, Session] = {}
         """Sessions that begin when another has ended, whose place they have."""
+        self._leaving: dict[Session, None] = {}
+        """Sessions that end, and whose places nobody else has so far."""
         patience = config.admission_timeout
         self.line = None if patience is None else Line(self._places, patience, clock, self.metrics)
         """Where newcomers wait while the server is full."""
@@ -116,8 +118,7 @@ class Hive:
                 self._places.give_back(owner)
             self.metrics.refusals["draining"] += 1
             raise DrainingError(_DRAINING)
-        if not reserved:
-            self._take_place(owner)
+        predecessor = None if reserved else self._take_place(owner)
         session_id = self._new_id()
         self.sessions[session_id] = session = Session(
             session_id,
@@ -132,7 +133,7 @@ class Hive:
             clock=self._clock,
         )
         session.greet(self._limits)
-        predecessor = self.http.make_room()
+        predecessor = predecessor or self.http.make_room()
         if predecessor is None or predecessor.id not in self.sessions:  # it may have closed at once
             session.open()
         else:
@@ -157,9 +158,22 @@ class Hive:
             return None
         return self._explained(SessionCapacityError(taken, limit))
 
-    def _take_place(self, owner: Owner | None) -> None:
+    def _take_place(self, owner: Owner | None) -> Session | None:
+        """Take a place; if it is that of a session that ends, and whose environment still closes, also that session."""
+        leaving = None
         try:
-            self._places.take(owner)
+            try:
+                self._places.take(owner)
+            except QuotaExceededError:
+                raise
+            except SessionCapacityError:
+                leaving = None if self.line is not None else next(iter(self._leaving), None)
+                if leaving is None:
+                    raise
+                del self._leaving[leaving]
+                self.http.give_up_place(leaving)
+                self._places.take(owner)  # another worker may have been faster
+            return leaving
         except QuotaExceededError:
             self.metrics.refusals["quota"] += 1
             raise
@@ -248,8 +262,13 @@ class Hive:
         self._failed_at = self._clock()
         self.metrics.not_opened(error)
 
+    def session_ending(self, session: Session) -> None:
+        if self.http.has_place(session):
+            self._leaving[session] = None
+
     def session_closed(self, session: Session) -> None:
         self._detached.discard(session)
+        self._leaving.pop(session, None)
         if self.sessions.pop(session.id, None) is not None:
             self.metrics.ended[session.ended_because] += 1
             self.metrics.steps.outcomes["ok"] += session.steps

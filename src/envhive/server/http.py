@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -20,8 +21,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from starlette.exceptions import HTTPException
 
-from envhive.errors import EnvHiveError, InvalidMessageError
+from envhive.errors import EnvHiveError, ExecutionError, InvalidMessageError
 from envhive.server.auth import Owner
 from envhive.server.gate import Caller, error_response
 from envhive.server.hangups import unless_gone
@@ -124,8 +126,17 @@ def register_http_routes(app: FastAPI, hive: Hive, mode: ServerMode, endpoint: M
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """What FastAPI calls for an error of ours."""
+    """What FastAPI calls for an error of ours. What an environment has raised the app may have an answer for itself."""
     assert isinstance(error, EnvHiveError)
+    raised = error.__cause__
+    if isinstance(error, ExecutionError) and isinstance(raised, Exception):
+        by_class, by_status = request.scope.get("starlette.exception_handlers", ({}, {}))
+        handler = by_status.get(raised.status_code) if isinstance(raised, HTTPException) else None
+        handler = handler or next((by_class[cls] for cls in type(raised).__mro__ if cls in by_class), None)
+        if handler is not None:
+            answer = handler(request, raised)
+            response: Response = await answer if inspect.isawaitable(answer) else answer
+            return response
     return error_response(error)
 
 

@@ -82,6 +82,10 @@ class HttpSessions:
     def is_on_offer(self, session_id: str) -> bool:
         return session_id in self._on_offer
 
+    def has_place(self, session: Session) -> bool:
+        """Whether a session has a place of its own: nobody else has it, nor could take it."""
+        return session.id not in self._on_offer and session not in self._evicted
+
     def add(self, session: Session) -> bool:
         """Let a session live on without a connection; False if others wait for its place."""
         if self._places.anyone_waits() or session.is_over:
@@ -121,6 +125,11 @@ class HttpSessions:
         while len(self._on_offer) > self._places.on_offer():
             expelled = self._expel(next(iter(self._on_offer.values())))
         return expelled
+
+    def give_up_place(self, session: Session) -> None:
+        """Give back the place of a session that ends, now and not when its environment is closed."""
+        self._evicted.add(session)
+        self._places.give_back(session.owner)
 
     def _expel(self, guest: Guest) -> Session:
         session = guest.session

@@ -1,4 +1,4 @@
-"""OpenEnv's server class, for environments that derive from it."""
+"""What environments reach for in OpenEnv's server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from envhive.inspection import Factory
-from envhive.server import app
+from envhive.server.hive import Hive
+from envhive.types import ConcurrencyConfig, SessionInfo
 
 logger: Final = logging.getLogger("envhive.server")
 
@@ -29,8 +30,10 @@ class _Seen:
         return self if server is None else self._read(server)
 
 
-class HTTPEnvServer(app.HTTPEnvServer):
-    """EnvHive's server, with what subclasses of OpenEnv's reach for."""
+class OpenEnvNames:
+    """The attributes of OpenEnv's server that subclasses of it, and apps, reach for."""
+
+    hive: Hive
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -64,7 +67,17 @@ class HTTPEnvServer(app.HTTPEnvServer):
 
     @_Seen
     def _max_concurrent_envs(self) -> int:
-        return self.max_concurrent_envs
+        return self.hive.limit.sessions
+
+    @_Seen
+    def _concurrency_config(self) -> ConcurrencyConfig:
+        return ConcurrencyConfig(
+            max_concurrent_envs=self.hive.limit.sessions, session_timeout=self.hive.config.session_timeout
+        )
+
+    @_Seen
+    def _session_info(self) -> dict[str, SessionInfo]:
+        return {name: self.hive.sessions[name].info() for name in self._sessions}
 
     @_Seen
     def _sessions(self) -> dict[str, Any]:

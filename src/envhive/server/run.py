@@ -104,6 +104,8 @@ class Server(uvicorn.Server):
                 # Or uvicorn would wait for the connections of what is left, for as long again.
                 await asyncio.gather(*(hive.end_sessions() for hive in list(Hive.all)))
         await super().shutdown(sockets)
+        # Those that no lifespan ends: of apps that are mounted, or whose lifespan has made them.
+        await asyncio.gather(*(hive.shutdown() for hive in list(Hive.all) if hive.sessions and not self.force_exit))
         if self.force_exit:
             # uvicorn leaves the app where it is then, to be cancelled, which would be logged as if it had failed.
             with contextlib.suppress(TimeoutError):

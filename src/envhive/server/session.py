@@ -37,6 +37,9 @@ class Keeper(Protocol):
     def session_opened(self, session: Session, error: EnvHiveError | None) -> None:
         """Its environment has been made, or could not be."""
 
+    def session_ending(self, session: Session) -> None:
+        """Its client has left, or it was told to end; its environment is about to be closed."""
+
     def session_closed(self, session: Session) -> None:
         """The place is free: its environment is closed, or left behind because it cannot be stopped."""
 
@@ -171,6 +174,7 @@ class Session(Turns):
         self._drop_inbox()
         if self._extended is not None:
             self._keeper.session_detached(self, detached=False)
+        self._keeper.session_ending(self)
         if was is IDLE:
             self._close_environment()
         else:
