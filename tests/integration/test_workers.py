@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,18 @@ def test_an_http_session_is_found_from_whichever_worker() -> None:
         assert [call(server, "/close", session=session)[0] for _, _, session in begun] == [200] * 9
         assert {call(server, "/close", session=session)[1]["code"] for _, _, session in begun} == {"SESSION_NOT_FOUND"}
         assert get(server, "/health")["active_sessions"] == 0
+
+
+def test_a_burst_of_calls_without_a_session_finds_every_place_and_is_spread() -> None:
+    with envhive_serve("benchmark", "--workers", "3", "--max-sessions", "24") as server, ThreadPoolExecutor(24) as pool:
+        for _ in range(2):
+            begun = list(pool.map(lambda _: call(server, "/reset"), range(24)))
+            assert [status for status, _, _ in begun] == [200] * 24
+            pids = Counter(body["observation"]["pid"] for _, body, _ in begun)
+            assert len(pids) == 3
+            assert max(pids.values()) <= 14, pids
+            steps = list(pool.map(lambda _: call(server, "/step", {"action": {"wait_seconds": 0.1}}), range(24)))
+            assert [status for status, _, _ in steps] == [200] * 24
 
 
 def test_calls_without_a_session_never_fill_the_server_whichever_worker_has_the_place() -> None:

@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -63,7 +64,7 @@ def test_a_worker_that_drains_gets_no_newcomers_and_is_still_there(ledger: Ledge
     ledger.set_at_work(0, True, takes_newcomers=False)
     assert {ledger.reserve(0) for _ in range(6)} == {1, 2}
     assert ledger.at_work() == [True, True, True]
-    assert SharedPlaces(ledger, 0, 0, 7).best_worker() in (1, 2)
+    assert SharedPlaces(ledger, 0, 0, 7).best_worker(Counter()) in (1, 2)
 
 
 def test_a_server_that_drains_does_so_in_every_life_of_a_worker(ledger: Ledger) -> None:
@@ -117,6 +118,27 @@ def test_a_dead_receivers_places_are_not_given_back_a_second_time_by_the_sender(
     ledger.lose(ticket)
     ledger.forget(0)
     assert ledger.counts(0) == [0, 1, 0]
+
+
+def test_a_place_on_offer_with_another_worker_is_had_where_a_newcomer_has_got_to(ledger: Ledger) -> None:
+    here, there = SharedPlaces(ledger, 0, 0, 2), SharedPlaces(ledger, 0, 1, 2)
+    here.take()
+    there.take()
+    there.offer()
+    here.take()
+    assert (ledger.counts(0), there.on_offer()) == ([2, 0, 0], 0)
+    assert not there.keep()
+    with pytest.raises(SessionCapacityError):
+        here.take()
+    there.withdraw(known=1)  # the session that was on offer ends: its place is none of its own any more
+    assert ledger.counts(0) == [2, 0, 0]
+
+
+def test_newcomers_who_are_on_their_way_count_where_they_go(ledger: Ledger) -> None:
+    places, coming = SharedPlaces(ledger, 0, 1, 7), Counter[int]()
+    for _ in range(7):
+        coming[places.best_worker(coming)] += 1
+    assert sorted(coming.values()) == [2, 2, 3]
 
 
 def test_a_place_on_offer_that_is_on_its_way_is_free_again_when_it_does_not_get_there(ledger: Ledger) -> None:

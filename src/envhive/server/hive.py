@@ -55,6 +55,10 @@ _HURRIED_WAIT: Final = 0.5
 """The same for a server that was told twice to stop."""
 
 
+_COMING_S: Final = 0.05
+"""How long a request may take until its session has a place."""
+
+
 class Hive:
     """The sessions of one server process, used from the event loop. It needs no start: the first session starts it."""
 
@@ -102,6 +106,8 @@ class Hive:
         """Where newcomers wait while the server is full."""
         self.stuck: dict[str, Session] = {}
         """Sessions that are over, but whose code could not be stopped and still runs."""
+        self._coming: Counter[int] = Counter()
+        """Newcomers over HTTP who were sent to each worker just now."""
         self._metadata: bytes | None = None
 
     # Admission.
@@ -205,10 +211,17 @@ class Hive:
         """Where to pass an HTTP request on to: another worker that has its session, or room for a new one."""
         if self.crew is None or self.shared is None:
             return None
-        worker = self.shared.best_worker() if session_id is None else self.crew.owner_of(session_id)
+        worker = self._send_newcomer(self.shared) if session_id is None else self.crew.owner_of(session_id)
         if worker is None or worker == self.crew.index or (session_id is None and not self.crew.reaches(worker)):
             return None
         return self.crew.path_for_requests(worker)
+
+    def _send_newcomer(self, places: SharedPlaces) -> int:
+        """The worker for a new session, who counts as having it: of a burst, none has its place yet."""
+        worker = places.best_worker(self._coming)
+        self._coming[worker] += 1
+        asyncio.get_running_loop().call_later(_COMING_S, self._coming.subtract, (worker,))
+        return worker
 
     def resume(self, session_id: str, token: str, outlet: Outlet, owner: Owner | None) -> Session:
         """The session of a client that lost its connection; raises `SessionNotFoundError`, whatever the reason."""

@@ -124,7 +124,8 @@ class Ledger:
         """Take a place with `worker`, or with the one that has the fewest; None when the server is full.
 
         Of several with equally few, `prefer` is taken if it is one of them. When all places are taken, it is one that
-        is on offer, if any. Raises when `owner` may have no more.
+        is on offer, if any: with `worker` if there is one there, else another's, which notices at its next look. Raises
+        when `owner` may have no more.
         """
         with self._locked():
             return self._reserve(hive, worker, prefer, owner)
@@ -143,17 +144,20 @@ class Ledger:
         candidates = at_work if worker is None else [worker]
         full = sum(counts) >= cells[row]
         if full:
-            candidates = [index for index in candidates if cells[offers + 1 + index]]
-            if not candidates:
+            offering = [index for index in range(self.workers) if cells[offers + 1 + index]]
+            if worker is None:
+                candidates = [index for index in candidates if index in offering]
+            if not candidates or not offering:
                 return None
         worker = min(candidates, key=lambda index: (counts[index], index != prefer))
         if full:
-            self._change(offers + 1 + worker, -1)
+            donor = worker if worker in offering else offering[0]
+            self._change(offers + 1 + donor, -1)
+            self._change(row + 1 + donor, -1)
         if sender is None or sender == worker:
-            self._change(row + 1 + worker, not full)
+            self._change(row + 1 + worker, 1)
             self._count_for(owner, worker, 1)
         else:
-            self._change(row + 1 + worker, -full)  # from now on it is the one that is on its way
             self._change(self._way(hive, sender, worker), 1)
             self._count_for(owner, sender, 1)
         return worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 from envhive.errors import SessionCapacityError
@@ -203,10 +204,15 @@ class SharedPlaces:
     def withdraw(self, known: int) -> None:
         self._ledger.withdraw(self.hive, self._worker, known)
 
-    def best_worker(self) -> int:
-        """Where a new session would go now: to the worker with the fewest, or, when all is taken, a place on offer."""
+    def best_worker(self, coming: Mapping[int, int]) -> int:
+        """Where a new session would go now: to the worker with the fewest, or, when all is taken, a place on offer.
+
+        `coming` are those who have been sent to each, and may not be there yet.
+        """
         counts, offers = self._ledger.counts(self.hive), self._ledger.on_offer(self.hive)
         full = sum(counts) >= self.limit()
         welcome = self._ledger.welcoming()
         at_work = [worker for worker, yes in enumerate(welcome) if yes and (offers[worker] or not full)]
-        return min(at_work or [self._worker], key=lambda worker: (counts[worker], worker != self._worker))
+        return min(
+            at_work or [self._worker], key=lambda worker: (counts[worker] + coming[worker], worker != self._worker)
+        )
