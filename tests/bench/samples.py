@@ -37,7 +37,8 @@ def cell(sessions: int = 32, success: float = 1.0, wait_s: float = 1.0, **more: 
         "sessions_per_core": sessions / 2,
         **more,
     }
-    phases = {"connect": some, "reset": some, "step": some, "whole": some}
+    step = summarise([wait_s + 0.1, wait_s + 0.2, wait_s + 0.3]) if success else Summary()
+    phases = {"connect": some, "reset": some, "step": step, "whole": some}
     return StormCell(sessions=sessions, success=success, wait_s=wait_s, **{**phases, **given})
 
 

@@ -109,6 +109,7 @@ def test_replies_are_told_by_their_code_and_whether_the_episode_is_done() -> Non
     assert said.read(b'{"type":"error","data":{"code":"CAPACITY_REACHED"}}') == ("CAPACITY_REACHED", False)
     assert said.read(b'{"type":"error","data":{}}') == ("error", False)
     assert said.read(b"[1]") == ("reply makes no sense", False)
+    assert said.read(b'{"type":"state","data":{}}') == ("reply makes no sense", False)
 
 
 def test_the_servers_first_words_for_each_kind_of_error_are_kept() -> None:

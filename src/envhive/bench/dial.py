@@ -60,6 +60,10 @@ def kind_of(error: BaseException) -> str:
     return _NAMES.get(type(error).__name__, type(error).__name__)
 
 
+_ANSWERS: Final = frozenset({"observation", "reset", "step"})
+"""Types of replies to a reset or step; the floor sends requests back as they are."""
+
+
 class _Progress(msgspec.Struct):
     done: bool | None = None
 
@@ -118,8 +122,10 @@ class Said:
         """The code of an error reply, None if the reply is none; and whether the episode is done."""
         try:
             reply = _decode_reply(payload)
-            if reply.type != "error":
+            if reply.type in _ANSWERS:
                 return None, reply.data.done is True
+            if reply.type != "error":
+                return "reply makes no sense", False
             data = _decode_error(payload).data
         except msgspec.DecodeError:
             return "reply makes no sense", False

@@ -25,6 +25,7 @@ from envhive.bench.jobs import (
     unpack,
 )
 from envhive.bench.limits import Budget
+from envhive.bench.stats import median
 
 BUSY: Final = 0.9
 """A load process that used more of a core than this was the bottleneck, and not the server."""
@@ -113,16 +114,18 @@ class LoadFleet:
         errors = _added(result.errors for result in done)
         errors.update(_never_answered(budget.shares, results))
         wall_s = max((result.ended_at for result in done), default=clock()) - begin_at
+        steps = _joined([result.step for result in done])
+        slept = min(wait_s, median(steps)) if len(steps) else 0.0
         return StormOutcome(
             sessions=sum(budget.shares),
             connect=_joined([result.connect for result in done]),
             reset=_joined([result.reset for result in done]),
-            step=_joined([result.step for result in done]),
+            step=steps,
             whole=_joined([result.whole for result in done]),
             errors=dict(errors),
             wall_s=max(wall_s, 1e-9),
             # Nothing is to be done while all steps sleep: that time would hide a load process that was too slow.
-            load_cpu=min(max((result.cpu_s for result in done), default=0.0) / max(wall_s - wait_s, 1e-9), 1.0),
+            load_cpu=min(max((result.cpu_s for result in done), default=0.0) / max(wall_s - slept, 1e-9), 1.0),
             load_cpu_s=sum(result.cpu_s for result in done),
             said=_first_words(result.said for result in done),
         )

@@ -113,9 +113,12 @@ def peer_server(peer: Peer, python: Path, form: Form, app: Path, name: str, work
 
 
 def import_seconds(python: Path, statement: str) -> float:
-    """How long an import takes in a fresh interpreter, the interpreter's own start not counted."""
+    """How long an import takes in a fresh interpreter, the interpreter's own start not counted.
+
+    `-P`: what lies in the current folder is nobody's package.
+    """
     code = f"import time; began = time.perf_counter(); {statement}; print(time.perf_counter() - began)"
-    return float(_run([str(python), "-c", code], _IMPORT_LIMIT_S).split()[-1])
+    return float(_run([str(python), "-P", "-c", code], _IMPORT_LIMIT_S).split()[-1])
 
 
 def packages(peer: Peer, python: Path) -> dict[str, str]:
@@ -124,7 +127,7 @@ def packages(peer: Peer, python: Path) -> dict[str, str]:
         "import importlib.metadata as m, json, sys;"
         "print(json.dumps({d.name: d.version for d in m.distributions() if d.name in sys.argv[1:]}))"
     )
-    found: dict[str, str] = json.loads(_run([str(python), "-c", code, peer.name, *_TOLD_BY], _IMPORT_LIMIT_S))
+    found: dict[str, str] = json.loads(_run([str(python), "-P", "-c", code, peer.name, *_TOLD_BY], _IMPORT_LIMIT_S))
     return found
 
 

@@ -72,7 +72,7 @@ def _storm(
 
 
 def _as_cell(plan: StormPlan, cell: Cell, outcome: StormOutcome, processes: int, server_cores: int | None) -> StormCell:
-    succeeded = len(outcome.whole)
+    succeeded, step = len(outcome.whole), summarise(outcome.step)
     return StormCell(
         sessions=cell.sessions,
         wait_s=cell.wait_s,
@@ -81,11 +81,11 @@ def _as_cell(plan: StormPlan, cell: Cell, outcome: StormOutcome, processes: int,
         success=succeeded / cell.sessions,
         connect=summarise(outcome.connect),
         reset=summarise(outcome.reset),
-        step=summarise(outcome.step),
+        step=step,
         whole=summarise(outcome.whole),
         wall_s=outcome.wall_s,
         requests_per_s=2 * succeeded / outcome.wall_s,  # a reset and a step each
-        concurrency=succeeded * cell.wait_s / outcome.wall_s,
+        concurrency=succeeded * min(cell.wait_s, step.p50) / outcome.wall_s,
         errors=outcome.errors,
         said=outcome.said,
         load_cpu=outcome.load_cpu,

@@ -16,6 +16,7 @@ from envhive.bench.storm import max_batches
 
 _HICCUP_S: Final = 0.5
 _DISTURBED: Final = 0.3
+_MOST_OF_IT: Final = 0.9
 """Cores that other programs may use before a measurement beside them is in doubt."""
 
 
@@ -255,6 +256,14 @@ def warnings_of(results: Sequence[object]) -> list[str]:
             f"Other programs used up to {max(others):.1f} cores of this machine meanwhile. Repeat it without them: on "
             f"a machine that others load, even a server's CPU per step has been seen to double."
         )
+    storms = [result for result in measured if isinstance(result, StormCell)]
+    hasty = [cell for cell in storms if cell.step.count and cell.step.p50 < _MOST_OF_IT * cell.wait_s]
+    if hasty:
+        said.append(
+            f"Half of the steps took less than {duration(max(cell.step.p50 for cell in hasty))}, though they were to "
+            f"wait for {' or '.join(f'{wait:g}' for wait in sorted({cell.wait_s for cell in hasty}))} s: this "
+            f"environment does not, so nothing is shown of steps that take so long."
+        )
     words: dict[str, str] = {}
     for result in measured:
         words = result.said | words
@@ -270,7 +279,7 @@ def warnings_of(results: Sequence[object]) -> list[str]:
         )
     if any(DIED in result.errors for result in measured):
         said.append("A load process died: its sessions count as failed, which is no fault of the server's.")
-    said += _outliers([result for result in measured if isinstance(result, StormCell)])
+    said += _outliers(storms)
     late = [window.lag.p99 for window in windows if window.lag.count]
     if max(late, default=0.0) > 0.005:
         said.append(

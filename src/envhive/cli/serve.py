@@ -22,6 +22,7 @@ from envhive.errors import ConfigurationError, EnvironmentFactoryError
 from envhive.server.auth import TOKENS_VARIABLE, Tokens
 from envhive.server.config import (
     LOG_FORMATS,
+    MOST_WORKERS,
     OF_THE_PROCESS,
     ServerConfig,
     as_mode,
@@ -49,7 +50,9 @@ Examples:
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 takes a free one.  [env: PORT; default: 8000]"
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Processes behind the port.  [env: WORKERS; default: 1]")
+@click.option(
+    "--workers", type=click.IntRange(1, MOST_WORKERS), help="Processes behind the port.  [env: WORKERS; default: 1]"
+)
 @click.option(
     "--max-sessions",
     type=click.IntRange(min=1),

@@ -18,6 +18,7 @@ from envhive.types import ConcurrencyConfig, ServerMode
 DEFAULT_MAX_SESSIONS: Final = 1000
 LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
 LOG_FORMATS: Final = ("text", "json")
+MOST_WORKERS: Final = 1024
 OF_THE_PROCESS: Final = ("host", "port", "workers", "log_level", "log_format", "announce")
 """Options that are not an app's own affair."""
 ISOLATIONS: Final = ("thread", "process")
@@ -169,6 +170,12 @@ def _positive_int(name: str, text: str) -> int:
     return value
 
 
+def _workers(name: str, text: str) -> int:
+    if (count := _positive_int(name, text)) > MOST_WORKERS:
+        raise ConfigurationError(f"{name} can be {MOST_WORKERS} at most, not {text!r}.")
+    return count
+
+
 def _positive_float(name: str, text: str) -> float:
     try:
         value = float(text)
@@ -242,7 +249,7 @@ def _origins(name: str, text: str) -> tuple[str, ...]:
 _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "HOST": ("host", lambda name, text: text),
     "PORT": ("port", _port),
-    "WORKERS": ("workers", _positive_int),
+    "WORKERS": ("workers", _workers),
     "MAX_CONCURRENT_ENVS": ("max_sessions", _positive_int),
     "SESSION_TIMEOUT": ("session_timeout", _positive_float),
     "OPENENV_MODE": ("mode", _mode),

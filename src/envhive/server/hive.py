@@ -29,6 +29,7 @@ from envhive.server.blueprint import Blueprint, session_limit
 from envhive.server.calls import Calls
 from envhive.server.config import ServerConfig
 from envhive.server.crew import current_crew
+from envhive.server.descriptors import Scarcity
 from envhive.server.health import FAILURES_FORGOTTEN_S, Health, judge, merged, report_of
 from envhive.server.heartbeat import Heartbeat
 from envhive.server.http_sessions import HttpSessions
@@ -55,6 +56,8 @@ _HURRIED_WAIT: Final = 0.5
 """The same for a server that was told twice to stop."""
 
 
+_PROBING_S: Final = 0.5
+"""How long `/health` waits for other workers: whoever asks gives up after a second, and may restart them all."""
 _COMING_S: Final = 0.05
 """How long a request may take until its session has a place."""
 
@@ -95,6 +98,7 @@ class Hive:
         self._failures_in_a_row = 0
         self._failed_at = 0.0
         self._detached: set[Session] = set()
+        self._scarcity = Scarcity()
         self.http = HttpSessions(self._places, config.session_timeout)
         """Sessions that are found by their id."""
         self._successors: dict[Session, Session] = {}
@@ -332,6 +336,7 @@ class Hive:
         """Expire the sessions that were idle too long, and ask silent peers whether they are there."""
         self.heartbeat.beat(now)
         self.http.sweep(now)
+        self._scarcity.look(now)
         for session in list(self._detached):
             session.lapse(now)
         limit = self.config.session_timeout
@@ -380,7 +385,7 @@ class Hive:
         own = self.own_health()
         if self.crew is None or self.shared is None:
             return own
-        return merged(own, self.shared.taken(), await self.crew.ask_all(self.shared.hive, "health"))
+        return merged(own, self.shared.taken(), await self.crew.ask_all(self.shared.hive, "health", _PROBING_S))
 
     async def list_sessions(self, owner: Owner | None) -> list[dict[str, Any]]:
         """The sessions of the whole server that are `owner`'s; all if nobody owns any."""

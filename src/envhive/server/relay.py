@@ -55,7 +55,9 @@ class Relayed(Response):
                     await send(message)
         except (OSError, httptools.HttpParserError):
             if not answer.has_begun:
-                lost = SessionError("The worker that has this session did not answer: it may have ended")
+                lost: SessionError = DrainingError("The worker that had room for a session has just ended: try again")
+                if self._named:
+                    lost = SessionError("The worker that has this session did not answer: it may have ended")
                 await error_response(lost)(scope, receive, send)
             # Otherwise the server sees an answer without an end, and cuts the connection: the client cannot mistake it.
         finally:

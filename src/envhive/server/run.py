@@ -8,7 +8,6 @@ import errno
 import gc
 import logging
 import math
-import resource
 import signal
 import socket
 import threading
@@ -21,8 +20,9 @@ from typing import Any, Final
 import uvicorn
 
 from envhive.errors import ConfigurationError
-from envhive.server import forks
+from envhive.server import descriptors, forks
 from envhive.server.config import ServerConfig
+from envhive.server.crew import current_crew
 from envhive.server.gate import Gate
 from envhive.server.hive import Hive
 from envhive.server.intake import Intake
@@ -147,7 +147,11 @@ class Server(uvicorn.Server):
 
 def run_app(app: Any, config: ServerConfig, listeners: list[socket.socket], moments: Moments) -> int:
     """Serve `app` on listening sockets until a signal says stop. Returns the exit code."""
-    raise_file_limit()
+    descriptors.raise_limit()
+    crew = current_crew()
+    if crew is None or crew.index == 0:
+        sessions = sum(hive.limit.sessions for hive in Hive.all)
+        descriptors.warn_if_too_few(math.ceil(sessions / (1 if crew is None else crew.ledger.workers)))
     Hive.closing_at = None
     gc.set_threshold(_YOUNG_OBJECTS, 20, 20)
     server = Server(
@@ -193,11 +197,3 @@ def bind(host: str, port: int) -> socket.socket:
     listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener
-
-
-def raise_file_limit() -> None:
-    """A session is a file descriptor: allow as many as the system does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -57,6 +58,7 @@ class WorkerMoments(Moments):
 
     def _orphaned(self, server: uvicorn.Server) -> None:
         asyncio.get_running_loop().remove_reader(self._orders["lifeline"])
+        shutil.rmtree(self._orders["folder"], ignore_errors=True)  # nobody else is left to do it
         server.should_exit = True
 
 

@@ -172,7 +172,7 @@ class Supervisor:
         if code == _BAD_CONFIGURATION and not self._announced:
             raise ConfigurationError(f"Worker {worker.index} could not start.")
         lived = time.monotonic() - worker.started_at
-        worker.failures = 0 if lived > _HEALTHY_AFTER else worker.failures + 1
+        worker.failures = 0 if worker.ready or lived > _HEALTHY_AFTER else worker.failures + 1
         pause = 0.0 if worker.failures <= 1 else min(_LONGEST_PAUSE, 0.25 * 2**worker.failures)
         worker.again_at = time.monotonic() + pause
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
