@@ -52,6 +52,9 @@ class EnvHiveError(Exception):
     retryable: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
 
+    is_from_server = False
+    """Whether a server answered with it, and the client raises it."""
+
     def __init__(self, message: str = "") -> None:
         super().__init__(message)
         self.message = message

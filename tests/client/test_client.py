@@ -45,7 +45,7 @@ from envhive.errors import (
 )
 from tests.client.gates import LAYER_1, Gate, ServerProcess
 from tests.client.peers import Peer, close_frame, frame, observation, peer_server
-from tests.support.envs import Counting, Move, Seen, async_counting, counting
+from tests.support.envs import Counting, Hanging, Move, Seen, async_counting, counting
 from tests.support.servers import Lane, Running, eventually, serving
 
 
@@ -840,9 +840,29 @@ def test_after_a_time_out_the_late_reply_is_dropped_and_the_next_call_gets_its_o
             result = await next_step
             assert (result.reward, result.observation["total"]) == (200.0, 300)
             assert (await next_state)["step_count"] == 2
+            await client.reset()
+            assert env.journal.count("make") == 1  # nothing hangs any longer: it is the same session
 
-    with serving(gate.environment(), "fast") as server:
+    env = gate.environment()
+    with serving(env, "fast") as server:
         asyncio.run(go(server.url))
+
+
+@pytest.mark.parametrize("headers", [{}, LAYER_1], ids=["layer 2", "layer 1"])
+def test_after_a_step_that_never_ends_a_reset_opens_another_session(hanging: Hanging, headers: dict[str, str]) -> None:
+    with serving(hanging.env, "fast", max_concurrent_envs=1) as server:
+        with GenericEnvClient(server.url, headers=headers, message_timeout_s=0.5).sync() as client:
+            client.reset(seed=1)
+            for action in ({"do": "hang"}, {"by": 1}):
+                with pytest.raises(RequestTimeoutError, match="No reply to step"):
+                    client.step(action)
+            with pytest.raises(RequestTimeoutError, match="No reply to state"):
+                client.state()
+            # The one place is that of the session that hangs, until the server goes on without it.
+            assert client.reset(seed=5, timeout_s=20).observation["total"] == 5
+            assert client.step({"by": 2}).observation["total"] == 7
+        server.wait_until_empty()
+        assert len(server.server.hive.stuck) == 1
 
 
 def test_the_clients_own_time_out_holds_for_reset_step_and_state(gate: Gate) -> None:

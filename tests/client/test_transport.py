@@ -49,6 +49,7 @@ from tests.client.peers import (
     state,
 )
 from tests.support.envs import counting
+from tests.support.processes import free_port
 from tests.support.servers import serving
 
 CERTIFICATE: Final = Path(__file__).with_name("localhost.pem")
@@ -127,7 +128,7 @@ def test_a_server_on_this_machine_is_never_reached_through_a_proxy(monkeypatch: 
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
 
     async def go(port: int) -> None:
-        for host in ("127.0.0.1", "localhost"):
+        for host in ("127.0.0.1", "localhost", "0.0.0.0"):
             transport = await connect(f"http://{host}:{port}")
             assert "observation" in await transport.request("reset", {})
             await transport.close()
@@ -163,6 +164,25 @@ def test_a_server_elsewhere_is_reached_through_the_proxy_that_the_environment_na
         monkeypatch.setenv("http_proxy", proxy.url)
         asyncio.run(go())
     assert asked == [b"CONNECT envhive.test:8123 HTTP/1.1"]
+
+
+@pytest.mark.parametrize("answer", ["403 Forbidden", "407 Proxy Authentication Required", None])
+def test_a_proxy_that_refuses_is_named_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, answer: str | None
+) -> None:
+    def behave(peer: Peer) -> None:
+        peer.read_request()
+        peer.send_bytes(f"HTTP/1.1 {answer}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    with peer_server(behave, shake_hands=False) as proxy:
+        port = free_port() if answer is None else int(proxy.url.rpartition(":")[2])
+        for variable in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("http_proxy", f"http://ada:secret@127.0.0.1:{port}")
+        with pytest.raises(ConnectError, match=rf"through the proxy 127\.0\.0\.1:{port}") as caught:
+            asyncio.run(connect("http://envhive.test:8123"))
+    assert "secret" not in str(caught.value)
+    assert ("Is the proxy running there?" if answer is None else answer[:3]) in str(caught.value)
 
 
 # Handshakes that fail: always a `ConnectError` that says why.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from envhive.compat.clients import GenericEnvClient
-from envhive.errors import SessionCapacityError
+from envhive.errors import SessionCapacityError, SessionError
 from tests.support.envs import counting
 from tests.support.servers import serving
 
@@ -18,3 +20,33 @@ def test_a_full_server_is_told_by_its_code() -> None:
                 second.reset()
             assert str(caught.value).startswith("Server error: Server at capacity: 1 of 1")
             assert str(caught.value).endswith("(code: CAPACITY_REACHED)")
+
+
+def test_an_error_of_the_clients_own_is_not_told_as_the_servers() -> None:
+    async def scenario(url: str) -> None:
+        client = GenericEnvClient(url)
+        await client.reset()
+        with pytest.raises(SessionError, match=r"^This client belongs to another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(use(client)))
+        await client.close()
+
+    async def use(client: GenericEnvClient) -> None:
+        await client.step({"by": 1})
+
+    with serving(counting(), "fast") as server:
+        asyncio.run(scenario(server.url))
+
+
+def test_messages_can_be_sent_as_they_are() -> None:
+    async def scenario(url: str) -> None:
+        async with GenericEnvClient(url) as client:
+            await client.reset()
+            stepped = await client._send_and_receive({"type": "step", "data": {"by": 3}})
+            assert (stepped["type"], stepped["data"]["observation"]["total"]) == ("observation", 3)
+            assert (await client._send_and_receive({"type": "state"}))["data"]["step_count"] == 1
+            call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+            answer = await client._send_and_receive({"type": "mcp", "data": call})
+            assert (answer["type"], answer["data"]["id"]) == ("mcp", 1)
+
+    with serving(counting(), "fast") as server:
+        asyncio.run(scenario(server.url))

@@ -224,6 +224,29 @@ def test_a_newcomer_gets_the_place_of_one_who_has_left_and_begins_when_that_one_
         released.set()
 
 
+@pytest.mark.parametrize("make", [counting, async_counting, lambda: counting(BLOCKING=False)])
+def test_a_newcomer_on_a_full_server_gets_the_place_of_a_client_that_has_long_been_away(make: Any) -> None:
+    async def scenario() -> None:
+        env, clock = make(), Clock()
+        hive = hive_for(env, clock, max_sessions=2)
+        away = []
+        for _ in range(2):
+            away.append(session := hive.admit(None, layer=2))
+            await session.ask_reset({})
+            session.detach()
+            clock.now += 6
+        newcomer = hive.admit(None)  # the first of the two is long gone
+        with pytest.raises(SessionCapacityError, match="Kept for clients that lost their connection: 1"):
+            hive.admit(None)  # the second may yet come back
+        await newcomer.ask_reset({})
+        assert [session.is_over for session in away] == [True, False]
+        assert hive.capacity().active_sessions == 2
+        await hive.shutdown()
+        assert env.journal.count("make") == env.journal.count("close") == 3
+
+    asyncio.run(scenario())
+
+
 def test_a_blocked_event_loop_shows_in_health() -> None:
     async def scenario() -> None:
         clock = Clock()

@@ -221,8 +221,10 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def reset(self, *, timeout_s: float | None = None, **kwargs: Any) -> StepResult[ObsT]:
         """Begin an episode. Keywords (`seed`, `episode_id`, the environment's own) go to its `reset`.
 
-        It may take `timeout_s`, as in `step`. After a lost connection this opens a new session, with a new environment.
+        It may take `timeout_s`, as in `step`. After a lost connection this opens a new session, with a new environment;
+        so it does after a request that took too long and still has no answer.
         """
+        self._leave_what_hangs()
         before, closings = self._transport, self._closings
         transport = await self._connected(may_reconnect=True)
         if timeout_s is not None and transport.lease is None:
@@ -236,6 +238,12 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             transport = await self._connected(may_reconnect=True)
             data = await self._request(transport, "reset", kwargs, timeout_s)
         return self._parse_result(_as_dict(data))
+
+    def _leave_what_hangs(self) -> None:
+        transport = self._transport
+        if transport is not None and transport.hangs and self._home is not None and self._home.is_here():
+            self._transport = None
+            transport.leave()
 
     async def step(self, action: ActT, timeout_s: float | None = None) -> StepResult[ObsT]:
         """Do `action`. It may take `timeout_s`, or as long as the client waits by default.

@@ -62,10 +62,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_make_resolver)  # a forked child has the pool, but not its thread
 
 
-def why(error: BaseException) -> str:
+def why(error: BaseException, whom: str = "server") -> str:
     """What went wrong, in words."""
     if isinstance(error, ConnectionRefusedError):
-        return "connection refused. Is the server running there?"
+        return f"connection refused. Is the {whom} running there?"
     if isinstance(error, OSError) and error.errno and error.errno > 0:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
@@ -74,7 +74,7 @@ def why(error: BaseException) -> str:
 def proxy_for(url: str) -> str | None:
     """The proxy that the environment names for a server, never for one on this machine."""
     host = urlsplit(url).hostname or ""
-    if host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
+    if host == "localhost" or (_is_address(host) and _is_here(ipaddress.ip_address(host))):
         return None
     import urllib.request  # 15 ms to import, and seldom needed
 
@@ -82,6 +82,24 @@ def proxy_for(url: str) -> str | None:
         return None
     proxies = urllib.request.getproxies()
     return proxies.get("https" if url.startswith("wss") else "http") or proxies.get("all")
+
+
+def _is_here(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Also 0.0.0.0, which a server listens on, and which its log may have named as its address."""
+    return address.is_loopback or address.is_unspecified
+
+
+def is_of_proxy(error: Exception) -> bool:
+    """Whether it is a proxy's refusal: picows passes on what its library for proxies raises."""
+    return type(error).__module__.partition(".")[0] == "python_socks"
+
+
+def by_way_of(proxy: str | None) -> str:
+    """A proxy as messages name it, without its password."""
+    if proxy is None:
+        return ""
+    parts = urlsplit(proxy)
+    return f" through the proxy {parts.hostname}:{parts.port}" if parts.port else f" through the proxy {parts.hostname}"
 
 
 def _is_address(host: str) -> bool:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from picows import WSCloseCode, WSError, WSFrame, WSHandshakeError, WSListener, WSMsgType, WSTransport, ws_connect
 
-from envhive.client.dialing import Dialing, proxy_for, why
+from envhive.client.dialing import Dialing, by_way_of, is_of_proxy, proxy_for, why
 from envhive.client.options import TransportOptions
 from envhive.errors import (
     BadReplyError,
@@ -100,6 +100,7 @@ class Transport(WSListener):
         self._hello: asyncio.Future[None] | None = None  # where layer 2 is agreed
         self._on_queued: Callable[[float], None] | None = None
         self._by_id: dict[int, OnReply] = {}
+        self._overdue: set[int] = set()  # numbers of requests that nobody waits for any longer; all are 0 on layer 1
         self._ws: WSTransport | None = None
         self._line = Pairing()
         self._parts: list[bytes] = []
@@ -116,7 +117,7 @@ class Transport(WSListener):
         """
         listener = cls(url, options)
         address = url if resuming is None else _with_query(url, session=resuming.session_id)
-        dialing = Dialing()
+        dialing, proxy = Dialing(), proxy_for(url)
         pinging = options.ping_interval_s is not None
         interval = options.ping_interval_s or 0.0
         timeout = options.ping_timeout_s if options.ping_timeout_s is not None else interval
@@ -134,7 +135,7 @@ class Transport(WSListener):
                     websocket_handshake_timeout=None,
                     max_frame_size=listener._max_size,
                     extra_headers={"Sec-WebSocket-Protocol": LAYER_2, **options.headers},
-                    proxy=proxy_for(url),
+                    proxy=proxy,
                     # A redirect may lead to another server, which is not to see the token.
                     max_redirects=0 if options.has_credentials else _MOST_REDIRECTS,
                     socket_factory=dialing.dial,
@@ -146,7 +147,8 @@ class Transport(WSListener):
                     await listener._hello
         except TimeoutError:
             dialing.hang_up()
-            raise ConnectError(f"Could not connect to {listener.url} within {options.connect_timeout_s:g} s") from None
+            within = f"within {options.connect_timeout_s:g} s"
+            raise ConnectError(f"Could not connect to {listener.url}{by_way_of(proxy)} {within}") from None
         except asyncio.CancelledError:
             dialing.hang_up()
             raise
@@ -158,7 +160,12 @@ class Transport(WSListener):
                     f"{listener.url} refused the connection (HTTP {error.response.status:d}): {perhaps}it wants a "
                     f"token that it knows. Pass it as token=... or set ENVHIVE_TOKEN."
                 ) from error
-            raise ConnectError(f"Could not connect to {listener.url}: {why(error)}") from error
+            reason = why(error, "proxy" if proxy else "server")
+            raise ConnectError(f"Could not connect to {listener.url}{by_way_of(proxy)}: {reason}") from error
+        except Exception as error:  # of a library that picows uses, with a tree of its own
+            if not is_of_proxy(error):
+                raise
+            raise ConnectError(f"Could not connect to {listener.url}{by_way_of(proxy)}: {error}") from error
         if listener._ws is None:
             raise ConnectError(f"Could not connect to {listener.url}: the server hung up")
         _connected.setdefault(asyncio.get_running_loop(), WeakSet()).add(listener)
@@ -167,6 +174,11 @@ class Transport(WSListener):
     @property
     def is_open(self) -> bool:
         return self._ended is None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a request that took too long still has no reply: the next would wait behind it."""
+        return self.is_open and bool(self._overdue)
 
     async def request(
         self,
@@ -204,6 +216,7 @@ class Transport(WSListener):
         except TimeoutError as error:
             if isinstance(error, EnvHiveError):
                 raise  # the server's answer, that the step took too long
+            self._overdue.add(number if self.lease is not None else 0)
             raise RequestTimeoutError(f"No reply to {kind} within {timeout:g} s") from None
         finally:
             abandon()  # after a time-out or a cancellation the late reply is nobody's
@@ -227,6 +240,12 @@ class Transport(WSListener):
                 await self._closed.wait()
         except TimeoutError:
             self.abort()
+
+    def leave(self) -> None:
+        """Say goodbye, and do not wait until the server has let go of the session."""
+        self.given_up = True
+        _background.add(task := asyncio.get_running_loop().create_task(self.close()))
+        task.add_done_callback(_background.discard)
 
     def abort(self) -> None:
         """Cut the connection without a word."""
@@ -317,13 +336,18 @@ class Transport(WSListener):
             self._on_queued(seconds if isinstance(seconds, (int, float)) else 0.0)
             return
         error = from_wire(data) if kind == "error" else None
+        if error is not None:
+            error.is_from_server = True
         if number is None and error is not None and self._by_id:
             asked = True
             self._by_id.pop(next(iter(self._by_id)))(None, error)  # what the server could not read has no number
         elif number is None:
             asked = self._line.deliver((kind, data), error)
+            if not len(self._line):
+                self._overdue.clear()
         else:
             asked = True  # if not any longer
+            self._overdue.discard(number)
             if (on_reply := self._by_id.pop(number, None)) is not None:
                 on_reply((kind, data), error)
         if error is not None and (not asked or isinstance(error, _LAST_WORDS)):

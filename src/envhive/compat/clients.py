@@ -145,6 +145,12 @@ class EnvClient(native.EnvClient[ActT, ObsT, StateT]):
         with _in_openenvs_words():
             return await super()._request(transport, kind, data, timeout_s)
 
+    async def _send_and_receive(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message of OpenEnv's wire, and its reply: what some tool clients are written with."""
+        kind = message["type"]
+        data = await self._request(await self._connected(), kind, message.get("data"))
+        return {"type": kind if kind in ("state", "mcp") else "observation", "data": data}
+
     async def _connected(self, *, may_reconnect: bool = False) -> Transport:
         if not self._base_url and self._provided is not None:
             self._servers = self._provided
@@ -160,8 +166,9 @@ def _in_openenvs_words() -> Iterator[None]:
     try:
         yield
     except (RequestError, EnvironmentFailureError, SessionError) as error:
-        if not error.message.startswith(_SAID):
-            error.message = f"{_SAID}{error.message or error} (code: {error.code})"
+        if error.is_from_server and not error.message.startswith(_SAID):
+            code = "" if "(code: " in error.message else f" (code: {error.code})"
+            error.message = f"{_SAID}{error.message or error}{code}"
         raise
 
 

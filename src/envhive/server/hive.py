@@ -58,6 +58,9 @@ _HURRIED_WAIT: Final = 0.5
 
 _PROBING_S: Final = 0.5
 """How long `/health` waits for other workers: whoever asks gives up after a second, and may restart them all."""
+_RETURNING_S: Final = 10.0
+"""How long a client that has lost its connection keeps its place in any case. One that was killed never comes back, and
+the run that is started in its stead needs the places."""
 _COMING_S: Final = 0.05
 """How long a request may take until its session has a place."""
 
@@ -177,11 +180,12 @@ class Hive:
             except QuotaExceededError:
                 raise
             except SessionCapacityError:
-                leaving = None if self.line is not None else next(iter(self._leaving), None)
-                if leaving is None:
+                if self.line is not None or not (self._leaving or self._displace_one()):
                     raise
-                del self._leaving[leaving]
-                self.http.give_up_place(leaving)
+                leaving = next(iter(self._leaving), None)
+                if leaving is not None:
+                    del self._leaving[leaving]
+                    self.http.give_up_place(leaving)
                 self._places.take(owner)  # another worker may have been faster
             return leaving
         except QuotaExceededError:
@@ -191,6 +195,17 @@ class Hive:
             if self.line is None:  # else the newcomer goes on to wait there
                 self.metrics.refusals["capacity"] += 1
             raise self._explained(full) from None
+
+    def _displace_one(self) -> bool:
+        """End the session whose client has been away for longest, if that is so long that it will hardly come back."""
+        latest = self._clock() - _RETURNING_S
+        away = [(since, session) for session in self._detached if (since := session.away_since()) is not None]
+        since, session = min(away, key=lambda each: each[0], default=(latest, None))
+        if session is None or since >= latest:
+            return False
+        logger.info("Session %s ends: its client is away, and another needs its place", session.id)
+        session.end(because="displaced")
+        return True
 
     def _explained(self, full: SessionCapacityError) -> SessionCapacityError:
         if self._detached:

@@ -155,6 +155,10 @@ class Session(Turns):
         if self._extended is not None and self._extended.detached_at is not None:
             self._extended.detached_at = min(now, self._extended.detached_at + seconds)
 
+    def away_since(self) -> float | None:
+        """Since when it waits for its client to come back; None if it does not."""
+        return None if self._extended is None else self._extended.detached_at
+
     def lapse(self, now: float) -> None:
         """End if the client has been away for too long."""
         extended = self._extended
