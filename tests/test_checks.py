@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import sys
+import uuid
 from typing import Any, ClassVar
 
 import pytest
@@ -454,6 +455,25 @@ def test_a_factory_that_hands_out_one_instance_is_found_where_concurrency_is_cla
     only = Sound()
     finding = the_only_finding(lambda: only, action=Say(word="hello"))
     assert "the same instance twice" in finding.problem
+
+
+def test_a_factory_that_hands_out_one_instance_is_told_also_where_none_is_claimed() -> None:
+    only = type("Alone", (Sound,), {"SUPPORTS_CONCURRENT_SESSIONS": False})()
+    finding = the_only_finding(lambda: only, action=Say(word="hello"))
+    assert (finding.level, finding.check) == ("warning", "instances share no state")
+    assert "what the last one has closed" in finding.problem
+
+
+class Named(Sound):
+    """Names each episode anew."""
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        super().reset(*args, **kwargs)
+        return Heard(extra={"log": [{"episode_id": str(uuid.uuid4()), "turn": 1}]})
+
+
+def test_an_episode_may_have_another_name_each_time() -> None:
+    assert check_environment(Named).findings == []
 
 
 class Vague:

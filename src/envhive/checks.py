@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -78,6 +78,9 @@ class Broken(Exception):  # noqa: N818
         self.problem = problem
         self.advice = advice
         self.level: Level = level
+
+
+_NAMES: Final = frozenset({"episode_id", "session_id", "run_id", "trace_id"})
 
 
 class NotChecked(Exception):  # noqa: N818
@@ -246,14 +249,22 @@ class _Checker:
 
     def instances_are_separate(self) -> None:
         with self._instance() as env:
-            if not getattr(type(env), "SUPPORTS_CONCURRENT_SESSIONS", False):
-                return
+            claimed = getattr(type(env), "SUPPORTS_CONCURRENT_SESSIONS", False)
             other = self._make()
             if env is other:
                 raise Broken(
-                    "the factory hands out the same instance twice, but SUPPORTS_CONCURRENT_SESSIONS is set.",
+                    "the factory hands out the same instance twice"
+                    + (
+                        ", but SUPPORTS_CONCURRENT_SESSIONS is set."
+                        if claimed
+                        else ", so every session gets what the last one has closed."
+                    ),
                     "Make a new instance for each session.",
+                    level="error" if claimed else "warning",
                 )
+            if not claimed:
+                self._close(other)
+                raise NotChecked("SUPPORTS_CONCURRENT_SESSIONS is not set: sessions come one after the other")
             try:
                 beside = self._episode_beside(env, other)
             finally:
@@ -428,7 +439,19 @@ def _comparable(observation: Any) -> dict[str, Any]:
         raise Broken(
             f"an observation cannot be sent as JSON: {_first_line(error)}.", "Keep only what JSON has."
         ) from error
-    return document
+    return {**document, "observation": without_names(document.get("observation"))}
+
+
+def without_names(document: Any) -> Any:
+    """A document without what names an episode, which need not be the same twice.
+
+    Example:
+        >>> without_names({"log": [{"episode_id": "a1", "by": 3}]})
+        {'log': [{'by': 3}]}
+    """
+    if isinstance(document, dict):
+        return {name: without_names(value) for name, value in document.items() if name not in _NAMES}
+    return [without_names(value) for value in document] if isinstance(document, list) else document
 
 
 def where_apart(one: Any, other: Any, path: str = "") -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envhive.bench.servers import clean_environment
-from envhive.checks import Broken, NotChecked, Report, where_apart
+from envhive.checks import Broken, NotChecked, Report, where_apart, without_names
 from envhive.errors import (
     EnvHiveError,
     EnvironmentFailureError,
@@ -69,7 +69,7 @@ class LiveChecks(Visitor):
             schema = await self._schema()
         with self.report.checking("it tells what it is"):
             await self._metadata()
-        if not schema:
+        if not schema and not self.given:
             return
         before = await self.active_sessions()
         with self.report.checking("a session can be had"):
@@ -110,6 +110,12 @@ class LiveChecks(Visitor):
     async def _schema(self) -> dict[str, Any]:
         answer = await self.ask("/schema")
         document = document_of(answer)
+        if answer.status == 404:
+            raise Broken(
+                "/schema is not there: perhaps the app has removed it.",
+                "Where that is meant, name actions to try: --action.",
+                level="warning" if self.given else "error",
+            )
         if answer.status != 200:
             raise Broken(
                 f"/schema answers {answer.status}: {document.get('detail') or 'no reason is given'}.",
@@ -160,7 +166,8 @@ class LiveChecks(Visitor):
                 raise Broken(f"the reward of {where} arrives as {reward!r}.", "Make it a float: float(reward).")
 
     async def _seeds(self) -> None:
-        (first, _), (second, _) = await self.episode_alone(1), await self.episode_alone(2)
+        episodes = [await self.episode_alone(1), await self.episode_alone(2)]
+        first, second = [[(without_names(seen), *rest) for seen, *rest in trace] for trace, _ in episodes]
         if first != second:
             named = [
                 [{"observation": seen, "reward": reward, "done": done} for seen, reward, done in trace]

@@ -207,7 +207,7 @@ def _check_project(folder: Path) -> None:
     if not project.is_file() and not listed.is_file():
         raise Broken(
             f"{folder} says nowhere what it needs.",
-            'Write a pyproject.toml with `dependencies = ["envhive"]`; `envhive init` shows a whole one.',
+            "Write a pyproject.toml with `dependencies = [...]`; `envhive init` shows a whole one.",
             level="warning",
         )
     if not project.is_file():
