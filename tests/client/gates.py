@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -84,6 +85,13 @@ class ServerProcess:
         """As the kernel does when memory runs out: no goodbye."""
         if self._process is not None:
             self._process.kill()
+            self._process.wait(_PATIENCE)
+            self._process = None
+
+    def end(self) -> None:
+        """As an engine does that restarts it: it says goodbye."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
             self._process.wait(_PATIENCE)
             self._process = None
 

@@ -1061,6 +1061,22 @@ def test_a_server_that_died_and_came_back_while_idle_is_found_again_by_reset() -
         asyncio.run(go(process))
 
 
+def test_a_reset_waits_for_a_server_that_is_being_restarted() -> None:
+    async def go(process: ServerProcess) -> None:
+        async with GenericEnvClient(process.url) as client:
+            await client.reset()
+            process.end()
+            with pytest.raises(ConnectionLostError, match="The server closed the connection"):
+                await client.step({"by": 1})
+            reset = asyncio.create_task(client.reset(seed=1))
+            await asyncio.to_thread(process.start)
+            await reset
+            assert (await client.step({"by": 100})).observation["total"] == 101
+
+    with ServerProcess() as process:
+        asyncio.run(go(process))
+
+
 def test_a_step_after_the_server_came_back_is_refused_rather_than_done_in_a_fresh_environment() -> None:
     async def go(process: ServerProcess) -> None:
         async with GenericEnvClient(process.url) as client:

@@ -308,12 +308,27 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
                     return fresh
                 await fresh.close()  # nobody wants it any longer, or it is another server's, with another session
                 break
-            if not lost.was_cut or time.monotonic() - began + pause > patience:
+            left = patience - (time.monotonic() - began)
+            if not lost.was_cut or left <= 0:
                 break
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            await asyncio.sleep(min(left, pause * random.uniform(0.5, 1.0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         lost.given_up = True
         return None
+
+    async def _connect_anew(self, lost: Transport | None) -> Transport:
+        """A connection for a new session. A server that has said goodbye may be on its way back: it is waited for."""
+        closings, began, pause = self._closings, time.monotonic(), _FIRST_PAUSE_S
+        while True:
+            try:
+                return await Transport.connect(self._url, self._options)
+            except ConnectError as error:
+                left = _REFUSED_S - (time.monotonic() - began)
+                refused = isinstance(error.__cause__, ConnectionRefusedError)
+                if lost is None or lost.was_cut or not refused or left <= 0 or self._closings != closings:
+                    raise  # after a cut the way back has been tried for as long already
+            await asyncio.sleep(min(left, pause * random.uniform(0.5, 1.0)))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _same_session(self, lost: Transport) -> Transport | None:
         """The connection that the client has now, if it leads to the session of a lost one."""
@@ -394,7 +409,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             if transport is None or not transport.is_open:
                 if closings != self._closings:
                     raise ConnectionLostError("The client was closed while it was connecting")
-                fresh = await Transport.connect(self._url, self._options)
+                fresh = await self._connect_anew(transport)
                 if closings != self._closings:
                     fresh.abort()
                     raise ConnectionLostError("The client was closed while it was connecting")
