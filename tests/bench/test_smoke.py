@@ -143,7 +143,14 @@ def test_a_server_that_was_not_started_here_and_dies_ends_the_run(named: bool, t
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL], ids=lambda number: signal.Signals(number).name)
 def test_a_lab_that_is_killed_leaves_no_server_running(number: int, tmp_path: Path) -> None:
     command = [ENVHIVE, "bench", "storm", "--serve", "benchmark", "--sessions", "2", "--waits", "60", "--out", "run"]
-    lab = subprocess.Popen(command, cwd=tmp_path, env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    lab = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environ(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests themselves may run under nohup
+    )
     deadline = time.monotonic() + 60
     started: list[int] = []
     while len(started) < 3 and time.monotonic() < deadline:  # the lab, its server, a load process
