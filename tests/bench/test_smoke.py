@@ -16,7 +16,9 @@ from envhive.bench import procfs
 from envhive.bench.records import Run, load_run, told_apart
 from tests.bench import samples
 from tests.integration.conftest import CACHE
+from tests.support.metrics import scrape
 from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
+from tests.support.servers import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -248,6 +250,33 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert "Traceback" not in printed
     assert load_run(tmp_path / "run").cells()
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_ctrl_c_in_a_window_keeps_what_it_has_measured(tmp_path: Path) -> None:
+    with envhive_serve("benchmark-async") as server:
+        command = [ENVHIVE, "bench", "steady", "--url", server.url, "--pid", str(server.process.pid), "--out", "run"]
+        options = ["--sessions", "4,8", "--seconds", "50", "--warm-up", "0", "--think", "0.05"]  # 80 steps a second
+        process = subprocess.Popen(
+            [*command, *options],
+            cwd=tmp_path,
+            env=environ(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        eventually(lambda: (scrape(server).value("envhive_steps_total") or 0) > 100, within=60)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in printed
+    assert "Traceback" not in printed
+    (window,) = load_run(tmp_path / "run").windows()
+    assert window.cut_short
+    assert 1 < window.seconds < 40
+    assert window.success == 1
+    assert 20 < window.steps / window.seconds < 90
+    assert window.cpu_us_per_step
 
 
 def test_steady_in_a_closed_loop(tmp_path: Path) -> None:

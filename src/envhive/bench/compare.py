@@ -148,6 +148,8 @@ def _measure_load(
         recorder.note(f"{name}: {said}")
     steady = SteadyPlan(seconds=plan.seconds, warm_up_s=plan.warm_up_s)
     window = measure_window(steady, sessions, turn, subject, fleet, 1, on_progress)
+    if window.cut_short:
+        raise KeyboardInterrupt  # the others have had whole ones
     for metric, value in _figures_of(window).items():
         recorder.add(Figure(name, metric, value, turn))
     if window.errors:

@@ -93,8 +93,12 @@ class Crew:
         until: float,
         on_progress: OnProgress,
         moments: Sequence[Moment] = (),
+        on_interrupt: Callable[[], Job | None] = lambda: None,
     ) -> list[T | None]:
-        """Give each process its job and gather the results; None from one that died or never answered."""
+        """Give each process its job and gather the results; None from one that died or never answered.
+
+        When Ctrl-C comes, `on_interrupt` may say how to come to an end sooner; a second one does not ask.
+        """
         self.muster(len(jobs))
         results: list[T | None] = [None] * len(jobs)
         for place, job in enumerate(jobs):
@@ -102,12 +106,20 @@ class Crew:
         waiting, left, give_up_at = set(range(len(jobs))), list(moments), until + _SLACK_S
         try:
             while (waiting or left) and clock() < give_up_at:
-                next_at = left[0][0] if left else math.inf
-                self._hear(waiting, results, kind, max(min(next_at - clock(), 0.25), 0))
-                while left and clock() >= left[0][0]:
-                    left.pop(0)[1]()
-                told = [self._members[place].progress for place in range(len(jobs)) if place in self._members]
-                on_progress(sum(each.done for each in told), sum(each.failed for each in told))
+                try:
+                    next_at = left[0][0] if left else math.inf
+                    self._hear(waiting, results, kind, max(min(next_at - clock(), 0.25), 0))
+                    while left and clock() >= left[0][0]:
+                        left.pop(0)[1]()
+                    told = [self._members[place].progress for place in range(len(jobs)) if place in self._members]
+                    on_progress(sum(each.done for each in told), sum(each.failed for each in told))
+                except KeyboardInterrupt:
+                    sooner, on_interrupt = on_interrupt(), lambda: None
+                    if sooner is None:
+                        raise
+                    for place in waiting:
+                        self._members[place].give(sooner)
+                    left = [(0.0, moment) for _, moment in left]  # it is time for all of them
         except BaseException:  # Ctrl-C most likely: what runs is stopped, and no late answer is taken for another's
             for place in waiting:
                 self._members[place].give(Stop())

@@ -59,11 +59,17 @@ class Close(msgspec.Struct, tag=True, frozen=True):
     timeout_s: float
 
 
+class Cut(msgspec.Struct, tag=True, frozen=True):
+    """End the window that is being measured at this moment, and tell of it."""
+
+    at: float
+
+
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """Leave off what is being done."""
 
 
-Job = Storm | Open | Drive | Close | Stop
+Job = Storm | Open | Drive | Close | Cut | Stop
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):

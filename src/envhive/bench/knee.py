@@ -209,7 +209,10 @@ def _measure(
         warm_up_s=min(max(plan.think_s, 0.5), plan.seconds),
     )
     sessions = plan.sessions if of_rates else int(level)
-    return measure_window(steady, sessions, repetition, subject, fleet, processes, on_progress)
+    window = measure_window(steady, sessions, repetition, subject, fleet, processes, on_progress)
+    if window.cut_short:
+        raise KeyboardInterrupt  # half a level says nothing of the whole
+    return window
 
 
 def _verdict(plan: KneePlan, ramp: Ramp, why: str, found: tuple[str, str]) -> Verdict:

@@ -13,6 +13,7 @@ from envhive.bench.crew import Crew, OnProgress
 from envhive.bench.jobs import (
     Close,
     Closed,
+    Cut,
     Drive,
     Driven,
     Mode,
@@ -34,6 +35,8 @@ DIED: Final = "load process died"
 _LEAD_S: Final = 0.1
 _LEAD_PER_SESSION_S: Final = 5e-5
 _CLOSE_S: Final = 20.0
+_SHORTEST_S: Final = 0.5
+"""A window of less tells nothing."""
 
 
 class StormOutcome(msgspec.Struct, frozen=True):
@@ -72,6 +75,8 @@ class DriveOutcome(msgspec.Struct, frozen=True):
     load_cpu: float
     lag: array[float]
     said: dict[str, str] = {}
+    cut_short: bool = False
+    """Whether Ctrl-C ended the window, after `seconds`."""
 
 
 class LoadFleet:
@@ -178,7 +183,17 @@ class LoadFleet:
             for place, share in enumerate(self._open)
         ]
         moments = [(begin_at, at_begin), (begin_at + seconds, at_end)]
-        results = self._crew.run(jobs, Driven, begin_at + seconds + drain_s, on_progress, moments)
+        cut_at: list[float] = []
+
+        def cut() -> Cut | None:
+            """What was measured until Ctrl-C is kept, if it is anything to speak of."""
+            if (now := clock()) < begin_at + _SHORTEST_S:
+                return None
+            cut_at.append(now)
+            return Cut(now)
+
+        results = self._crew.run(jobs, Driven, begin_at + seconds + drain_s, on_progress, moments, cut)
+        seconds = min([seconds, *(at - begin_at for at in cut_at)])
         done = [result for result in results if result is not None]
         errors = _added(result.errors for result in done)
         errors.update(_never_answered(self._open, results))
@@ -196,6 +211,7 @@ class LoadFleet:
             load_cpu=max((result.cpu_s for result in done), default=0.0) / seconds,
             lag=_joined([result.lag for result in done]),
             said=_first_words(result.said for result in done),
+            cut_short=bool(cut_at),
         )
 
     def close(self) -> None:

@@ -157,6 +157,7 @@ class Household:
     def __init__(self) -> None:
         self.residents: list[Resident] = []
         self._said = Said()
+        self._window: Window | None = None
 
     async def open(self, job: Open, report: Callable[[int, int], None]) -> Opened:
         """Open and reset sessions, so many at once."""
@@ -188,8 +189,13 @@ class Household:
             await asyncio.gather(*(open_one() for _ in range(job.sessions)))
         return Opened(pack(took), dict(errors), clock(), time.process_time() - spent, self._said.words)
 
+    def cut(self, at: float) -> None:
+        """The window that is being measured ends sooner than it was to."""
+        if self._window is not None:
+            self._window.end = min(self._window.end, at)
+
     async def drive(self, job: Drive, report: Callable[[int, int], None]) -> Driven:
-        window = Window(job)
+        self._window = window = Window(job)
         residents = [resident for resident in self.residents if not resident.lost]
         if len(residents) < len(self.residents):
             window.errors["connection lost"] += len(self.residents) - len(residents)

@@ -108,6 +108,8 @@ class SteadyWindow(msgspec.Struct, tag="steady", frozen=True):
     server_files: int | None = None
     server_file_limit: int | None = None
     server_died: bool = False
+    cut_short: bool = False
+    """Whether Ctrl-C ended it, after `seconds`."""
     well: int | None = None
     """Steps due in the window, or under way in it, that were answered well in the end; runs of old do not tell."""
     failed: int = 0

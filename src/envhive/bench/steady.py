@@ -89,6 +89,8 @@ def run_steady(
             on_window(sessions, repetition)
             window = measure_window(plan, sessions, repetition, subject, fleet, processes, on_progress, empty)
             recorder.add(window)
+            if window.cut_short:
+                raise KeyboardInterrupt
             if window.server_died and subject.is_lost:
                 recorder.note(GONE)
                 return
@@ -165,7 +167,8 @@ def _as_window(
         rate=plan.rate,
         think_s=plan.think_s,
         repetition=repetition,
-        seconds=plan.seconds,
+        seconds=driven.seconds,
+        cut_short=driven.cut_short,
         steps=driven.steps,
         latency=summarise(driven.latencies),
         errors=errors,
@@ -178,7 +181,7 @@ def _as_window(
         load_processes=processes,
         lag=summarise(driven.lag),
         opened_per_s=opened.opened / opened.wall_s,
-        cpu_us_per_step=cores * plan.seconds / driven.steps * 1e6 if cores is not None and driven.steps else None,
+        cpu_us_per_step=cores * driven.seconds / driven.steps * 1e6 if cores is not None and driven.steps else None,
         server_cpu=cores,
         machine_cpu=readings.machine,
         server_processes=busy.processes if busy is not None else None,

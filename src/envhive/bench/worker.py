@@ -18,6 +18,7 @@ from envhive.bench.jobs import (
     Answer,
     Close,
     Closed,
+    Cut,
     Drive,
     Job,
     Open,
@@ -62,6 +63,8 @@ class Worker:
         if isinstance(job, Stop):
             if self._task is not None:
                 self._task.cancel()
+        elif isinstance(job, Cut):
+            self._household.cut(job.at)
         else:
             self._task = asyncio.get_running_loop().create_task(self._work(job))
 
