@@ -18,6 +18,7 @@ GOOD_VALUES: list[tuple[str, str, str, Any]] = [
     ("PORT", "9000", "port", 9000),
     ("PORT", "65535", "port", 65535),
     ("WORKERS", "4", "workers", 4),
+    ("ENVHIVE_REQUIRE_RESET", "1", "require_reset", True),
     ("MAX_CONCURRENT_ENVS", "256", "max_sessions", 256),
     ("MAX_CONCURRENT_ENVS", " 256 ", "max_sessions", 256),
     ("SESSION_TIMEOUT", "1.5", "session_timeout", 1.5),

@@ -115,6 +115,36 @@ KINDS = [counting, async_counting, lambda: counting(BLOCKING=False)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
+@pytest.mark.parametrize("extended", [False, True], ids=["layer 1", "layer 2"])
+def test_where_a_reset_is_required_a_step_before_it_is_an_error_and_the_session_lives(
+    kind: Callable[[], Any], extended: bool
+) -> None:
+    async def scenario() -> None:
+        env, wire = kind(), Wire()
+        options = {"require_reset": True} | ({"extended": Extended(60)} if extended else {})
+        session = open_session(env, wire, **options)
+
+        async def ask(frame: str) -> dict[str, Any]:
+            wire.frames.clear()
+            session.receive(frame)
+            await until(lambda: len(wire.frames) == 1)
+            return wire.frames[0]
+
+        for _ in range(2):
+            refused = await ask('{"type":"step","data":{"by":2}}')
+            assert (refused["type"], refused["data"]["code"]) == ("error", "SESSION_ERROR")
+            assert refused["data"].get("outcome") == ("infra_error" if extended else None)
+        assert (await ask('{"type":"step","data":{"type":"list_tools"}}'))["data"]["code"] == "VALIDATION_ERROR"
+        assert env.journal.count("step") == 0
+        await ask('{"type":"reset","data":{"seed":3}}')
+        assert (await ask('{"type":"step","data":{"by":2}}'))["data"]["observation"]["total"] == 5
+        session.end()
+        await asyncio.wait_for(wire.ended.wait(), 20)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
 @settings(max_examples=60, deadline=None)
 @given(sequence=frames)
 def test_every_frame_gets_exactly_one_reply_and_nothing_crashes(kind: Callable[[], Any], sequence: list[Any]) -> None:

@@ -120,6 +120,12 @@ Examples:
     help="Let web pages of this origin (https://host, or * for all) use the server, beside its own. Repeatable.  "
     "[env: ENVHIVE_ALLOW_ORIGINS, comma-separated]",
 )
+@click.option(
+    "--require-reset",
+    is_flag=True,
+    default=None,
+    help="Answer a step before any reset with an error.  [env: ENVHIVE_REQUIRE_RESET]",
+)
 @shared.expose_step("Let agents step the environment: MCP has a tool `act` that takes its action.")
 @shared.seconds(
     "--head-timeout",

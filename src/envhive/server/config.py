@@ -67,6 +67,8 @@ class ServerConfig:
     """Who may use the server; with none, everybody may."""
     allow_origins: tuple[str, ...] = ()
     """Web pages that may use the server beside its own, as `https://host:port`; `*` stands for all."""
+    require_reset: bool = False
+    """Whether a session answers steps with an error until its first reset."""
     expose_step: bool = False
     """Whether agents may step the environment, by a tool."""
     max_head_size: int = 64 * 1024
@@ -270,6 +272,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "ENVHIVE_ANNOUNCE": ("announce", lambda name, text: Path(text)),
     TOKENS_VARIABLE: ("tokens", _tokens),
     "ENVHIVE_ALLOW_ORIGINS": ("allow_origins", _origins),
+    "ENVHIVE_REQUIRE_RESET": ("require_reset", _flag),
     "ENVHIVE_EXPOSE_STEP": ("expose_step", _flag),
     "ENVHIVE_MAX_HEAD_SIZE": ("max_head_size", _positive_int),
     "ENVHIVE_HEAD_TIMEOUT": ("head_timeout", _positive_float),

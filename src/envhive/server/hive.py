@@ -133,6 +133,7 @@ class Hive(Overview):
             self,
             owner=owner,
             mode=self.mode,
+            require_reset=self.config.require_reset,
             extended=Extended(self.config.lease) if layer == 2 else None,
             step_timeout=self.config.step_timeout,
             metrics=self.metrics,

@@ -73,13 +73,21 @@ class Session(Turns):
         *,
         owner: Owner | None = None,
         mode: ServerMode = ServerMode.SIMULATION,
+        require_reset: bool = False,
         extended: Extended | None = None,
         step_timeout: float | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
-            runner, outlet, mode=mode, extended=extended, step_timeout=step_timeout, metrics=metrics, clock=clock
+            runner,
+            outlet,
+            mode=mode,
+            require_reset=require_reset,
+            extended=extended,
+            step_timeout=step_timeout,
+            metrics=metrics,
+            clock=clock,
         )
         self.id = session_id
         self.owner = owner

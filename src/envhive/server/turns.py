@@ -29,6 +29,7 @@ from envhive.server.threads import Done
 from envhive.types import ServerMode
 from envhive.wire.codec import (
     NOT_A_STEP,
+    asks_for_tools,
     decode_extended_request,
     decode_extended_step,
     decode_object,
@@ -48,6 +49,9 @@ STOPPING_S: Final = 2.0
 """How long code that is told to stop may take until the session goes on without it."""
 
 SHUTTING_DOWN: Final = "The server is shutting down"
+_NEVER_RESET: Final = (
+    "This session was never reset: its environment is another than before, if there was one. Begin with a reset"
+)
 _CONTROL: Final = frozenset({"reset", "step", "state"})
 _NO_KEYWORDS: Final[dict[str, Any]] = {}
 
@@ -69,6 +73,7 @@ class Turns(ABC):
 
     __slots__ = (
         "_asker",
+        "_careful",
         "_clock",
         "_deadline",
         "_ended_by",
@@ -76,6 +81,7 @@ class Turns(ABC):
         "_held",
         "_inbox",
         "_metrics",
+        "_must_be_reset",
         "_outlet",
         "_overruled",
         "_patience",
@@ -99,6 +105,7 @@ class Turns(ABC):
         outlet: Outlet | None,
         *,
         mode: ServerMode,
+        require_reset: bool,
         extended: Extended | None,
         step_timeout: float | None,
         metrics: Metrics | None,
@@ -112,6 +119,9 @@ class Turns(ABC):
         """Why it is over, in a word, once it is."""
         self._clock = clock
         self._production = mode is ServerMode.PRODUCTION
+        self._must_be_reset = require_reset
+        self._careful = self._production or require_reset
+        """Whether a step has to be looked at before it is taken."""
         self._extended = extended
         self._step_timeout = step_timeout
         self._step_keywords = _NO_KEYWORDS if step_timeout is None else {"timeout_s": step_timeout}
@@ -156,7 +166,7 @@ class Turns(ABC):
         if self._phase is not IDLE or self._inbox or self._held:
             self._enqueue(frame)
             return
-        if self._production:
+        if self._careful:
             self._handle(frame)
             return
         extended = self._extended
@@ -306,11 +316,13 @@ class Turns(ABC):
             if self._production and kind in _CONTROL:
                 raise UnknownTypeError(f"{kind!r} is not available in production mode; `--mode simulation` offers it")
             if kind == "step":
+                if self._must_be_reset and not self._was_reset and not asks_for_tools(message.data):
+                    raise SessionError(_NEVER_RESET)
                 action, keywords = bytes(message.data), _NO_KEYWORDS if timeout_s is None else {"timeout_s": timeout_s}
                 self._begin(kind, lambda: self._runner.step(action, keywords, self._answered), timeout_s)
             elif kind == "reset":
                 start = functools.partial(self._runner.reset, decode_object(message.data), timeout_s, self._answered)
-                self._was_reset = True
+                self._was_reset, self._careful = True, self._production
                 self._begin(kind, start, timeout_s)
             elif kind == "state":
                 self._begin(kind, lambda: self._runner.state(self._answered), None)

@@ -127,6 +127,12 @@ def decode_resume(text: str | bytes) -> str:
     return token
 
 
+def asks_for_tools(action: msgspec.Raw) -> bool:
+    """Whether an action is the question what tools there are, which changes nothing."""
+    found = decode_value(action)
+    return isinstance(found, dict) and found.get("type") == "list_tools"
+
+
 def decode_value(text: str | bytes | msgspec.Raw) -> Any:
     """Any JSON value, with Python's leniency; raises `InvalidJSONError`."""
     try:
