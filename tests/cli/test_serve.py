@@ -7,11 +7,13 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from websockets.sync.client import connect
 
+from tests.support import raw
 from tests.support.processes import ENVHIVE, envhive_serve, plain_environ
 from tests.support.servers import eventually
 
@@ -228,6 +230,16 @@ def test_a_step_that_the_end_of_the_server_stops_is_no_fault_of_the_environment(
         ws.ping().wait(10)
         server.process.send_signal(signal.SIGTERM)
         assert json.loads(ws.recv(timeout=15))["data"]["code"] == "DRAINING"
+
+
+def test_a_client_that_does_not_say_goodbye_keeps_no_server_from_ending_in_its_grace(tmp_path: Path) -> None:
+    with (
+        envhive_serve("echo", "--grace-period", "3", log=tmp_path / "log") as server,
+        closing(raw.upgraded(server.port)),  # and nobody reads what the server says
+    ):
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 0
+    assert "exceeded" not in (tmp_path / "log").read_text()
 
 
 def test_ctrl_c_tells_what_is_waited_for() -> None:
