@@ -224,6 +224,74 @@ def test_a_newcomer_gets_the_place_of_one_who_has_left_and_begins_when_that_one_
         released.set()
 
 
+@pytest.mark.parametrize("make", [counting, async_counting])
+@pytest.mark.parametrize("follower_first", [True, False])
+def test_who_leaves_while_waiting_for_a_place_leaves_it_to_the_next_and_no_two_environments_meet(
+    make: Any, follower_first: bool
+) -> None:
+    closing, released = threading.Event(), threading.Event()
+
+    def close(self: Any) -> None:
+        closing.set()
+        released.wait(20)
+        self._note("close")
+
+    async def scenario() -> None:
+        env = make(close=close)
+        hive = hive_for(env, max_sessions=1)
+        first = hive.admit(None)
+        await first.ask_reset({})
+        first.end()
+        assert await asyncio.to_thread(closing.wait, 20)
+        second = hive.admit(None)
+        if follower_first:
+            with pytest.raises(SessionCapacityError):
+                hive.admit(None)
+        second.end()
+        await asyncio.wait_for(second.wait_closed(), 1)  # it need not be waited for: nothing of it was begun
+        assert (hive.stuck, hive.capacity().active_sessions) == ({}, 1)
+        third = hive.admit(None)
+        reset = asyncio.ensure_future(third.ask_reset({}))
+        await asyncio.sleep(0.05)
+        assert env.journal.count("make") == 1
+        with pytest.raises(SessionCapacityError):
+            hive.admit(None)
+        released.set()
+        await asyncio.wait_for(reset, 20)
+        assert env.journal.count("make") == 2
+        third.end()
+        await third.wait_closed()
+        assert hive.capacity().active_sessions == 0
+        await hive.shutdown()
+        assert env.journal.count("make") == env.journal.count("close") == 2
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        released.set()
+
+
+def test_looking_at_a_server_takes_no_place_of_a_client_that_may_come_back() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        hive = hive_for(async_counting(), clock, max_sessions=2)
+        away, idle = hive.admit(None, layer=2), hive.admit(None)
+        for session in (away, idle):
+            await session.ask_reset({})
+        away.detach()
+        clock.now += 30
+        assert b"CountingEnvironment" in await hive.metadata()
+        with pytest.raises(SessionCapacityError):
+            async with hive.visit(None):
+                pass
+        assert not away.is_over
+        hive.admit(None)
+        assert away.is_over
+        await hive.shutdown()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("make", [counting, async_counting, lambda: counting(BLOCKING=False)])
 def test_a_newcomer_on_a_full_server_gets_the_place_of_a_client_that_has_long_been_away(make: Any) -> None:
     async def scenario() -> None:

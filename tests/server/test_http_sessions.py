@@ -251,6 +251,24 @@ def test_a_session_on_offer_ends_also_if_whoever_got_its_place_never_comes(env: 
     asyncio.run(scenario())
 
 
+def test_an_expired_session_is_told_as_that_also_if_another_got_its_place(env: type[Counting]) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        hive = Hive(Blueprint.of(env, Move, Seen), ServerConfig(max_sessions=1), clock=clock)
+        session = await hive.admit_in_turn(None)
+        await session.ask_reset({})
+        assert hive.http.add(session)
+        hive.http.find(session.id, None)
+        clock.now += IDLE_S + 1
+        hive.sweep(clock.now)
+        await (await hive.admit_in_turn(None)).ask_reset({})
+        with pytest.raises(SessionExpiredError):
+            hive.http.find(session.id, None)
+        await hive.shutdown()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("kind", [counting, async_counting, lambda: counting(BLOCKING=False)])
 def test_a_newcomer_who_gets_the_place_of_one_on_offer_is_served_however_fast_that_closes(
     kind: Callable[[], type[Counting]],

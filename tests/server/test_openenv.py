@@ -72,6 +72,11 @@ def test_a_lifespan_may_register_the_routes_of_an_app_that_runs_already() -> Non
 
     with forced(tokens=Tokens.parse("test", ["ada:a-long-secret"])), TestClient(FastAPI(lifespan=lifespan)) as client:
         assert client.post("/reset").status_code == 401
+        ada = {"Authorization": "Bearer a-long-secret"}
+        failed = client.post("/step", json={"action": {"do": "raise"}}, headers=ada)
+        assert (failed.status_code, failed.json()["code"]) == (500, "EXECUTION_ERROR")
+        unknown = client.get("/state", headers={**ada, "X-Session-Id": "nobody"})
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "SESSION_NOT_FOUND")
         with client.websocket_connect("/ws?token=a-long-secret") as ws:
             ws.send_json({"type": "reset"})
             assert ws.receive_json()["type"] == "observation"

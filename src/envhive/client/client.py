@@ -23,6 +23,7 @@ from envhive.errors import (
     ConnectError,
     ConnectionLostError,
     EnvHiveError,
+    RequestTimeoutError,
     SessionError,
     SessionExpiredError,
     SessionNotFoundError,
@@ -222,14 +223,21 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         """Begin an episode. Keywords (`seed`, `episode_id`, the environment's own) go to its `reset`.
 
         It may take `timeout_s`, as in `step`. After a lost connection this opens a new session, with a new environment;
-        so it does after a request that took too long and still has no answer.
+        so it does when it has waited in vain behind a request that took too long itself.
         """
-        self._leave_what_hangs()
         before, closings = self._transport, self._closings
         transport = await self._connected(may_reconnect=True)
         if timeout_s is not None and transport.lease is None:
             kwargs["timeout_s"] = timeout_s  # the server keeps no limits; its environment may
+        hangs = transport.hangs
         try:
+            data = await self._request(transport, "reset", kwargs, timeout_s)
+        except RequestTimeoutError:
+            if not hangs or self._transport is not transport or closings != self._closings:
+                raise
+            self._transport = None
+            transport.leave()
+            transport = await self._connected(may_reconnect=True)
             data = await self._request(transport, "reset", kwargs, timeout_s)
         except (ConnectionLostError, SessionExpiredError, SessionNotFoundError):
             if transport is not before or closings != self._closings:
@@ -238,12 +246,6 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             transport = await self._connected(may_reconnect=True)
             data = await self._request(transport, "reset", kwargs, timeout_s)
         return self._parse_result(_as_dict(data))
-
-    def _leave_what_hangs(self) -> None:
-        transport = self._transport
-        if transport is not None and transport.hangs and self._home is not None and self._home.is_here():
-            self._transport = None
-            transport.leave()
 
     async def step(self, action: ActT, timeout_s: float | None = None) -> StepResult[ObsT]:
         """Do `action`. It may take `timeout_s`, or as long as the client waits by default.

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, WebSocket
 from fastapi.routing import APIWebSocketRoute
+from starlette.middleware import Middleware
 from starlette.routing import websocket_session
 
 from envhive import __version__
@@ -81,8 +82,9 @@ class HTTPEnvServer(OpenEnvNames):
             app.state.envhive = self
         if app.middleware_stack is None:
             app.add_middleware(Gate, config=self.hive.config)
-        else:  # the app runs already: its lifespan registers routes
-            app.middleware_stack = Gate(app.middleware_stack, self.hive.config)
+        else:  # the app runs already, as its lifespan registers routes: it is put together anew
+            app.user_middleware.insert(0, Middleware(Gate, config=self.hive.config))
+            app.middleware_stack = app.build_middleware_stack()
         app.router.lifespan_context = _with_hive(app.router.lifespan_context, self.hive)
 
     def get_capacity_status(self) -> ServerCapacityStatus:

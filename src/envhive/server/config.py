@@ -68,7 +68,7 @@ class ServerConfig:
     allow_origins: tuple[str, ...] = ()
     """Web pages that may use the server beside its own, as `https://host:port`; `*` stands for all."""
     require_reset: bool = False
-    """Whether a session answers steps with an error until its first reset."""
+    """Whether a session answers steps on its WebSocket with an error until its first reset."""
     expose_step: bool = False
     """Whether agents may step the environment, by a tool."""
     max_head_size: int = 64 * 1024

@@ -113,18 +113,25 @@ class Hive(Overview):
     # Admission.
 
     def admit(
-        self, outlet: Outlet | None, *, owner: Owner | None = None, reserved: bool = False, layer: int = 1
+        self,
+        outlet: Outlet | None,
+        *,
+        owner: Owner | None = None,
+        reserved: bool = False,
+        layer: int = 1,
+        displaces: bool = True,
     ) -> Session:
         """A new session of `owner`; raises when there is no place for it. Requests may follow at once: they wait.
 
-        `reserved` says that its place has been taken already, `layer` which form of the protocol it speaks.
+        `reserved` says that its place has been taken already, `layer` which form of the protocol it speaks, `displaces`
+        whether it may have the place of a client that has long been away.
         """
         if self._takes_no_more:
             if reserved:
                 self._places.give_back(owner)
             self.metrics.refusals["draining"] += 1
             raise DrainingError(_DRAINING)
-        predecessor = None if reserved else self._take_place(owner)
+        predecessor = None if reserved else self._take_place(owner, displaces)
         session_id = self._new_id()
         self.sessions[session_id] = session = Session(
             session_id,
@@ -165,7 +172,7 @@ class Hive(Overview):
             return None
         return self._explained(SessionCapacityError(taken, limit))
 
-    def _take_place(self, owner: Owner | None) -> Session | None:
+    def _take_place(self, owner: Owner | None, displaces: bool) -> Session | None:
         """Take a place; if it is that of a session that ends, and whose environment still closes, also that session."""
         leaving = None
         try:
@@ -174,7 +181,7 @@ class Hive(Overview):
             except QuotaExceededError:
                 raise
             except SessionCapacityError:
-                if self.line is not None or not (self._leaving or self._displace_one()):
+                if self.line is not None or not (self._leaving or (displaces and self._displace_one())):
                     raise
                 leaving = next(iter(self._leaving), None)
                 if leaving is not None:
@@ -261,17 +268,17 @@ class Hive(Overview):
     @asynccontextmanager
     async def visit(self, owner: Owner | None) -> AsyncIterator[Session]:
         """A session for the length of one HTTP request; its place is free again when this ends."""
-        session = await self.admit_in_turn(owner)
+        session = await self.admit_in_turn(owner, displaces=False)
         try:
             yield session
         finally:
             session.end()
             await session.wait_closed()
 
-    async def admit_in_turn(self, owner: Owner | None) -> Session:
+    async def admit_in_turn(self, owner: Owner | None, *, displaces: bool = True) -> Session:
         """A session without a connection, after waiting for a place if need be."""
         try:
-            return self.admit(None, owner=owner)
+            return self.admit(None, owner=owner, displaces=displaces)
         except QuotaExceededError:
             raise
         except SessionCapacityError:
@@ -299,11 +306,29 @@ class Hive(Overview):
             self.metrics.ended[session.ended_because] += 1
             self.metrics.steps.outcomes["ok"] += session.steps
             self.http.forget(session)
+            successor = self._successors.pop(session, None)
+            if not session.has_begun:
+                self._leave_to(session, successor)
+            elif successor is not None:
+                successor.open()
             if self.line is not None:
                 self.line.look()
-        successor = self._successors.pop(session, None)
+
+    def _leave_to(self, waiting: Session, successor: Session | None) -> None:
+        """One has ended that waited for another to be closed: its own successor waits on, or that has its place."""
+        predecessor = next((each for each, other in self._successors.items() if other is waiting), None)
+        if predecessor is None:
+            return
+        del self._successors[predecessor]
         if successor is not None:
-            successor.open()
+            self._successors[predecessor] = successor
+            return
+        try:
+            self._places.take(predecessor.owner)
+        except SessionCapacityError:
+            return  # in another worker somebody was faster
+        self.http.give_place(predecessor)
+        self._leaving[predecessor] = None
 
     def session_stuck(self, session: Session, *, stuck: bool) -> None:
         if stuck:

@@ -130,6 +130,12 @@ class HttpSessions:
         """Give back the place of a session that ends, now and not when its environment is closed."""
         self._evicted.add(session)
         self._places.give_back(session.owner)
+        if isinstance(session.ended_by, SessionExpiredError):
+            self._remember(session, str(session.ended_by))
+
+    def give_place(self, session: Session) -> None:
+        """Let a session that ends have a place again until its environment is closed: who had got it needs none."""
+        self._evicted.discard(session)
 
     def _expel(self, guest: Guest) -> Session:
         session = guest.session

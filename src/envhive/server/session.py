@@ -59,6 +59,7 @@ class Session(Turns):
         "_farewell",
         "_keeper",
         "_peer",
+        "has_begun",
         "id",
         "outlives_connections",
         "owner",
@@ -92,6 +93,8 @@ class Session(Turns):
         self.id = session_id
         self.owner = owner
         """Who made it, where tokens are asked for."""
+        self.has_begun = False
+        """Whether its environment is, or has been, made: it may have to wait until another is closed."""
         self.outlives_connections = False
         self._created_at = self.last_active
         self._keeper = keeper
@@ -103,6 +106,7 @@ class Session(Turns):
 
     def open(self) -> None:
         """Make the environment. Requests that come meanwhile wait."""
+        self.has_begun = True
         try:
             self._runner.open(self._opened)
         except RuntimeError as error:  # no thread can be started: the system's limit is reached
@@ -187,7 +191,7 @@ class Session(Turns):
         if self._extended is not None:
             self._keeper.session_detached(self, detached=False)
         self._keeper.session_ending(self)
-        if was is IDLE:
+        if was is IDLE or not self.has_begun:
             self._close_environment()
         else:
             self._wait_for(STOPPING_S, self._insist)
