@@ -212,7 +212,7 @@ raise ConfigurationError("the simulator's licence has run out")
 
 def test_when_a_worker_cannot_start_those_that_still_load_end_with_it(tmp_path: Path) -> None:
     (tmp_path / "uneven.py").write_text(UNEVEN)
-    said = refused("serve", "uneven:Env", "--workers", "3", cwd=tmp_path)
+    said = refused("serve", "uneven:Env", "--workers", "3", "--port", str(free_port()), cwd=tmp_path)
     assert "the simulator's licence has run out" in said
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "here").read_text().split())
 
