@@ -124,15 +124,27 @@ def test_what_a_job_raises_is_its_answer() -> None:
     on_a_loop(test)
 
 
+def test_a_job_that_nobody_waits_behind_sets_no_timer() -> None:
+    """At 300 steps a second on 64 sessions it would cost a fifth of the CPU."""
+
+    async def test(mailbox: Mailbox) -> None:
+        loop, worker = asyncio.get_running_loop(), Worker(mailbox)
+        await ask(worker, int)
+        assert all(handle._when > loop.time() + 1 for handle in loop._scheduled)  # type: ignore[attr-defined]
+        worker.stop()
+
+    on_a_loop(test)
+
+
 def test_an_idle_mailbox_keeps_no_timer() -> None:
     """A step of an hour must not mean an event loop that looks after it for an hour."""
     release = threading.Event()
 
     async def test(mailbox: Mailbox) -> None:
         loop = asyncio.get_running_loop()
-        worker = Worker(mailbox)
+        worker, other = Worker(mailbox), Worker(mailbox)
         await ask(worker, int)
-        stuck = ask(worker, release.wait)
+        stuck, _ = ask(worker, release.wait), ask(other, int)  # the second waits behind the first, for a while
         deadline = time.monotonic() + 20
         while loop._scheduled and time.monotonic() < deadline:  # type: ignore[attr-defined]
             if all(handle._when > loop.time() + 1 for handle in loop._scheduled):  # type: ignore[attr-defined]

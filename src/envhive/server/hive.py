@@ -427,7 +427,7 @@ class Hive(Overview):
         await self.end_sessions()
         self._sweeper.stop()
         if self._runners is not None:
-            self._runners.stop()
+            self._runners.shut_down()
         if self._nursery is not None:
             self._nursery.stop()
 

@@ -374,7 +374,13 @@ class Runners:
         return ThreadRunner(self._calls, Worker(self._mailbox, tag), owns_thread=True, tag=tag)
 
     def stop(self) -> None:
+        """Give back what they share; environments that there still are can go on."""
         self._shared_worker.stop()
         self._pool.stop()
         if self._link is not None:
             self._link.stop()
+
+    def shut_down(self) -> None:
+        """The same, and nobody waits for what is still running."""
+        self.stop()
+        self._mailbox.stop()

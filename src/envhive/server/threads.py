@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from envhive.errors import EnvHiveError
 from envhive.server import forks
+from envhive.server.bell import Bell
 from envhive.server.calls import attribute_stray
 from envhive.server.logs import LogTag, set_tag
 
@@ -119,7 +120,9 @@ class Mailbox:
     """
 
     __slots__ = (
+        "__weakref__",
         "_batons",
+        "_bell",
         "_letters",
         "_looking",
         "_loop",
@@ -144,6 +147,11 @@ class Mailbox:
         self._looking = False
         self._passed_before = 0
         self._spread = False
+        self._bell = Bell(loop, self.deliver)
+
+    def stop(self) -> None:
+        """Bring no more answers: nobody waits for them. Called on the event loop."""
+        self._bell.stop()
 
     def start_thread(self, work: Callable[..., None], args: tuple[Any, ...]) -> int:
         """Start a thread that does not keep the process from ending; raises `RuntimeError` if the system has no more.
@@ -166,7 +174,7 @@ class Mailbox:
         self._waiting.append((inbox, entry))
         if not self._batons:
             self._start_round()
-        if not self._looking:
+        elif not self._looking:  # it waits behind others
             self._looking, self._passed_before = True, self._passed
             self.look_later(self._look)
 
@@ -236,8 +244,7 @@ class Mailbox:
         """Have the letters delivered, if there are any. They are in the box before the flag is read: none is lost."""
         if self._letters and not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the server ended, nobody waits for this
-                self._loop.call_soon_threadsafe(self.deliver)
+            self._bell.ring()
 
     def deliver(self) -> None:
         self._woken = False

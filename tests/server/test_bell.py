@@ -1,0 +1,109 @@
+"""Threads wake the event loop, and what that takes is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+
+import pytest
+
+from envhive.server.bell import Bell
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="nothing tells which descriptors are open")
+
+
+def descriptors() -> set[str]:
+    """Those that are open; the one that reads the folder no longer is."""
+    return {name for name in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{name}")}
+
+
+class House:
+    """Somebody who answers."""
+
+    def __init__(self) -> None:
+        self.answered_on: list[int] = []
+        self.rung = asyncio.Event()
+
+    def answer(self) -> None:
+        self.answered_on.append(threading.get_ident())
+        self.rung.set()
+
+
+@pytest.fixture(params=["eventfd", "pipe"])
+def _both_kinds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systems other than Linux have no eventfd."""
+    if request.param == "pipe":
+        monkeypatch.setattr("envhive.server.bell.sys.platform", "darwin")
+
+
+@pytest.mark.usefixtures("_both_kinds")
+def test_a_ring_of_any_thread_is_answered_on_the_event_loop() -> None:
+    async def main() -> None:
+        house = House()
+        bell = Bell(asyncio.get_running_loop(), house.answer)
+        for times in range(1, 4):
+            house.rung.clear()
+            threading.Thread(target=bell.ring).start()
+            await asyncio.wait_for(house.rung.wait(), 20)
+            assert house.answered_on == [threading.get_ident()] * times
+        bell.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("_both_kinds")
+def test_a_bell_that_was_stopped_is_silent_and_holds_nothing() -> None:
+    async def main() -> None:
+        house, before = House(), descriptors()
+        bell = Bell(asyncio.get_running_loop(), house.answer)
+        assert descriptors() > before
+        bell.stop()
+        bell.stop()
+        assert descriptors() == before
+        bell.ring()
+        await asyncio.sleep(0)
+        assert not house.answered_on
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("_both_kinds")
+def test_a_bell_that_nobody_has_any_more_gives_back_its_descriptors() -> None:
+    async def main() -> None:
+        house, before = House(), descriptors()
+        bell = Bell(asyncio.get_running_loop(), house.answer)
+        del bell
+        gc.collect()
+        async with asyncio.timeout(20):
+            while descriptors() != before:  # the loop does it
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_a_bell_may_outlive_its_event_loop() -> None:
+    async def hang() -> Bell:
+        return Bell(asyncio.get_running_loop(), house.answer)
+
+    house, before = House(), descriptors()
+    bell = asyncio.run(hang())
+    bell.ring()
+    del bell
+    gc.collect()
+    assert descriptors() == before
+
+
+def test_a_bell_does_not_keep_who_answers_alive() -> None:
+    async def main() -> None:
+        house = House()
+        bell = Bell(asyncio.get_running_loop(), house.answer)
+        del house
+        gc.collect()
+        assert not [found for found in gc.get_objects() if type(found) is House]
+        bell.ring()
+        await asyncio.sleep(0)  # nobody answers, and nothing is wrong with that
+        bell.stop()
+
+    asyncio.run(main())
