@@ -11,7 +11,6 @@ from typing import Any, Final
 
 _RING: Final = (1).to_bytes(8, sys.byteorder)
 _LONGEST_RING: Final = 4096
-_NOWHERE: Final = -1
 
 
 class Bell:
@@ -22,7 +21,7 @@ class Bell:
     3.7 changes from thread to thread a step instead of 5.5, 2 futex calls instead of 5, a fifth less CPU.
     """
 
-    __slots__ = ("_ear", "_hand", "_loop")
+    __slots__ = ("_ear", "_hand", "_listening", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, answer: Callable[[], Any]) -> None:
         self._loop = loop
@@ -32,26 +31,32 @@ class Bell:
             self._ear, self._hand = os.pipe()
             os.set_blocking(self._ear, False)
         loop.add_reader(self._ear, _hear, self._ear, weakref.WeakMethod(answer))
+        self._listening = True
 
     def ring(self) -> None:
         """Called on any thread."""
-        if (hand := self._hand) != _NOWHERE:
-            os.write(hand, _RING)
+        os.write(self._hand, _RING)
 
     def stop(self) -> None:
         """Nobody listens any more. Called on the event loop."""
-        hand, self._hand = self._hand, _NOWHERE
-        if hand != _NOWHERE:
-            _take_down(self._loop, self._ear, hand)
+        if self._listening:
+            self._listening = False
+            self._loop.remove_reader(self._ear)
 
     def __del__(self) -> None:
-        """A loop that was left for another goes on listening for as long as anybody may ring."""
-        if self._hand == _NOWHERE:
-            return
-        try:
-            self._loop.call_soon_threadsafe(_take_down, self._loop, self._ear, self._hand)
-        except RuntimeError:  # the loop is closed, and listens to nothing
-            _take_down(None, self._ear, self._hand)
+        """Nobody can ring any more; until now a thread might, and the descriptor must not be another's by then.
+
+        A loop that was left for another still listens.
+        """
+        if not hasattr(self, "_listening"):
+            return  # it was never made: there were no descriptors left
+        if self._listening:
+            try:
+                self._loop.call_soon_threadsafe(_take_down, self._loop, self._ear, self._hand)
+                return
+            except RuntimeError:  # the loop is closed, and listens to nothing
+                pass
+        _close(self._ear, self._hand)
 
 
 def _hear(ear: int, answer: weakref.WeakMethod[Callable[[], Any]]) -> None:
@@ -60,8 +65,11 @@ def _hear(ear: int, answer: weakref.WeakMethod[Callable[[], Any]]) -> None:
         method()
 
 
-def _take_down(loop: asyncio.AbstractEventLoop | None, ear: int, hand: int) -> None:
-    if loop is not None:
-        loop.remove_reader(ear)
+def _take_down(loop: asyncio.AbstractEventLoop, ear: int, hand: int) -> None:
+    loop.remove_reader(ear)
+    _close(ear, hand)
+
+
+def _close(ear: int, hand: int) -> None:
     for descriptor in {ear, hand}:
         os.close(descriptor)
