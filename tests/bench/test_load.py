@@ -12,7 +12,7 @@ from envhive.bench.dial import Dialer, Said, kind_of
 from envhive.bench.jobs import Drive, Open, Progress, Storm, clock, decode_answer, encode_answer, pack, unpack
 from envhive.bench.jobs import durations as some
 from envhive.bench.pacing import Household, Window
-from envhive.bench.storming import http_requests, storm
+from envhive.bench.storming import HttpRequests, storm
 
 
 def window(rate: float | None = None) -> Window:
@@ -133,10 +133,45 @@ def test_errors_over_http_have_the_servers_code_and_words() -> None:
 
 
 def test_requests_over_http_go_below_the_servers_prefix() -> None:
-    reset, step = http_requests(Dialer("http://host:80/echo", []), '{"message": "ü"}')
-    assert reset.startswith(b"POST /echo/reset HTTP/1.1\r\nHost: host:80\r\n")
-    head, body = step.split(b"\r\n\r\n")
+    requests = HttpRequests(Dialer("http://host:80/echo", []), '{"message": "ü"}')
+    assert requests.reset.startswith(b"POST /echo/reset HTTP/1.1\r\nHost: host:80\r\n")
+    head, body = requests.step(None).split(b"\r\n\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
+
+
+@pytest.mark.parametrize(
+    ("session", "asked"),
+    [
+        (None, [("/reset", None), ("/step", None)]),
+        ("s-1", [("/reset", None), ("/step", "s-1"), ("/close", "s-1")]),
+    ],
+)
+def test_over_http_a_session_that_the_server_names_is_kept_and_closed(
+    session: str | None, asked: list[tuple[str, str | None]]
+) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            first, *lines = head.decode().splitlines()
+            headers = dict(line.lower().split(": ") for line in lines if line)
+            await reader.readexactly(int(headers["content-length"]))
+            seen.append((first.split()[1], headers.get("x-session-id")))
+            name = f"x-session-id: {session}\r\n" if session is not None else ""
+            writer.write(f"HTTP/1.1 200 OK\r\n{name}Content-Length: 2\r\n\r\n{{}}".encode())
+            if seen[-1][0] == asked[-1][0]:
+                break
+        writer.close()
+
+    async def visit() -> tuple[int, dict[str, int]]:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            stormed = await storm(Storm(url, 1, "{}", "http", clock(), timeout_s=30), lambda done, failed: None)
+        return len(unpack(stormed.whole)), stormed.errors
+
+    assert asyncio.run(visit()) == (1, {})
+    assert seen == asked
 
 
 def test_durations_and_answers_survive_the_way_between_processes() -> None:

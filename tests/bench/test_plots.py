@@ -19,7 +19,7 @@ from matplotlib.text import Text
 
 from envhive.bench.plots import draw_all
 from envhive.bench.records import Result, Run, SteadyWindow, Verdict
-from envhive.bench.stats import Summary
+from envhive.bench.stats import Summary, summarise
 from tests.bench import samples
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
@@ -127,6 +127,16 @@ def test_a_repetition_in_which_nothing_got_through_has_no_p99(order: tuple[int, 
     cells = [samples.cell(32, success, repetition=number) for number, success in enumerate((1.0, 0.0, 0.0))]
     (axes,) = drawn(storm(*(cells[place] for place in order)))["p99_heat_map"].axes
     assert said(axes) == ["0.30 s"]
+
+
+def test_the_heat_is_what_exceeds_the_wait() -> None:
+    late = summarise([3.5])
+    cells = [samples.cell(32, whole=late), samples.cell(32, wait_s=3.0, whole=late), samples.cell(64, 0.0)]
+    (axes,) = drawn(storm(*cells))["p99_heat_map"].axes
+    heat = axes.images[0].get_array()
+    assert heat is not None
+    assert heat.filled(-1).tolist() == [[2.5, -1], [0.5, -1]]
+    assert said(axes) == ["3.50 s", "failed", "3.50 s", "–"]
 
 
 def test_modes_have_heat_maps_of_their_own() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +120,18 @@ def test_a_storm_of_two_processes_on_a_running_server_that_is_too_small(tmp_path
     assert cell.load_processes == 2
     assert cell.server_memory
     assert "none" in printed
+
+
+@pytest.mark.parametrize("mode", ["ws", "http"])
+def test_a_storm_steps_the_environment_that_it_has_reset_and_leaves_none_behind(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(SHORT)  # which cannot be stepped before a reset
+    with envhive_serve("short:Short", cwd=tmp_path) as server:
+        arguments = ("--mode", mode, "--sessions", "8", "--repetitions", "1", "--action", "{}")
+        run, _ = bench(tmp_path, "storm", "--url", server.url, *arguments)
+        (cell,) = run.cells()
+        assert (cell.success, cell.errors) == (1, {})
+        with urllib.request.urlopen(f"{server.url}/sessions", timeout=20) as answer:
+            assert json.load(answer) == []
 
 
 def test_a_server_that_dies_is_a_result(tmp_path: Path) -> None:

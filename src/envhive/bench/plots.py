@@ -251,8 +251,8 @@ _SKETCHES: Final = (
     _Sketch(
         "p99_heat_map",
         "p99 over batch and wait",
-        "The slowest hundredth of the sessions, from the storm's beginning to their close. What exceeds the wait is "
-        "the server's doing. Failed: no session got through; –: not measured.",
+        "The slowest hundredth of the sessions, from the storm's beginning to their close. The colour is what exceeds "
+        "the wait, which is the server's doing. Failed: no session got through; –: not measured.",
         draw_heat_map,
     ),
     _Sketch(

@@ -150,7 +150,7 @@ def draw_heat_map(runs: list[Run], figure: Figure) -> bool:
             panels[place, cell.mode][cell.wait_s, cell.sessions] += [cell.whole.p99] if cell.whole.count else []
     if not panels:
         return False
-    highest = max(median(times) for cells in panels.values() for times in cells.values()) or 1.0
+    highest = max(_excess(median(times), key) for cells in panels.values() for key, times in cells.items()) or 1.0
     rows = [1 + 0.35 * len({wait for wait, _ in cells}) for cells in panels.values()]
     columns = max(len({size for _, size in cells}) for cells in panels.values())
     figure.set_size_inches(max(8.0, 1.5 + 0.7 * columns), 1 + sum(rows))
@@ -162,11 +162,20 @@ def draw_heat_map(runs: list[Run], figure: Figure) -> bool:
     return True
 
 
+def _excess(seconds: float, of: tuple[float, int]) -> float:
+    """What a session took beyond the wait that was asked for: only that tells a good cell from a bad one."""
+    return max(seconds - of[0], 0.0)
+
+
 def _heat(axes: Axes, cells: dict[tuple[float, int], list[float]], highest: float) -> None:
-    """The p99 of the repetitions in which a session got through, for each wait and batch that was measured."""
+    """The p99 of the repetitions in which a session got through, for each wait and batch that was measured.
+
+    It is in the text; the colour is what of it exceeds the wait.
+    """
     waits, sizes = sorted({wait for wait, _ in cells}), sorted({size for _, size in cells})
     values = [[median(cells[wait, size]) if cells.get((wait, size)) else math.nan for size in sizes] for wait in waits]
-    axes.imshow(values, aspect="auto", cmap="YlOrRd", vmin=0, vmax=highest)
+    heat = [[_excess(value, (wait, 0)) for value in line] for wait, line in zip(waits, values, strict=True)]
+    axes.imshow(heat, aspect="auto", cmap="YlOrRd", vmin=0, vmax=highest)
     axes.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
     axes.set_yticks(range(len(waits)), [f"{wait:g} s" for wait in waits])
     axes.set(xlabel="sessions at once", ylabel="wait")
@@ -175,7 +184,7 @@ def _heat(axes: Axes, cells: dict[tuple[float, int], list[float]], highest: floa
             shown = f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
             if math.isnan(value):
                 shown = "failed" if (waits[row], sizes[column]) in cells else "–"
-            dark = value > 0.6 * highest
+            dark = heat[row][column] > 0.6 * highest
             axes.text(column, row, shown, ha="center", va="center", fontsize=8, color="white" if dark else "black")
 
 

@@ -17,6 +17,7 @@ from envhive.bench.jobs import Storm, Stormed, clock, durations, pack
 _RESET: Final = b'{"type": "reset", "data": {}}'
 _REPORT_EVERY_S: Final = 0.25
 _OK: Final = 200
+_SESSION: Final = "X-Session-Id"
 _LONGEST_ERROR: Final = 64 * 1024
 
 
@@ -119,16 +120,43 @@ class WebSocketVisitor(WSListener):
             self._tally.fail(kind)
 
 
-class HttpVisitor(asyncio.Protocol):
-    """The same over HTTP: POST /reset, POST /step, on one connection."""
+class HttpRequests:
+    """The requests of a session, as they go over the wire."""
 
-    def __init__(self, tally: Tally, requests: tuple[bytes, bytes]) -> None:
+    def __init__(self, dialer: Dialer, action: str) -> None:
+        self._dialer = dialer
+        self._action = f'{{"action": {action}}}'
+        self.reset = self._post("/reset", "{}")
+        self._step = self._post("/step", self._action)
+
+    def step(self, session: str | None) -> bytes:
+        return self._step if session is None else self._post("/step", self._action, session)
+
+    def close(self, session: str) -> bytes:
+        return self._post("/close", "", session)
+
+    def _post(self, path: str, body: str, session: str | None = None) -> bytes:
+        dialer = self._dialer
+        head = f"POST {dialer.prefix}{path} HTTP/1.1\r\nHost: {dialer.netloc}\r\nContent-Type: application/json\r\n"
+        named = {} if session is None else {_SESSION: session}
+        head += "".join(f"{name}: {value}\r\n" for name, value in (dialer.headers | named).items())
+        return f"{head}Content-Length: {len(body.encode())}\r\n\r\n{body}".encode()
+
+
+class HttpVisitor(asyncio.Protocol):
+    """The same over HTTP, on one connection: POST /reset, POST /step, and POST /close of the session, if it has a name.
+
+    A server that names none makes a new environment for the step.
+    """
+
+    def __init__(self, tally: Tally, requests: HttpRequests) -> None:
         self._tally = tally
         self._requests = requests
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._body = b""  # of an error
-        self._connected_at = self._reset_at = 0.0
+        self._session: str | None = None
+        self._connected_at = self._reset_at = self._stepped_at = 0.0
         self._settled = False
 
     async def start(self, dialer: Dialer) -> None:
@@ -145,7 +173,7 @@ class HttpVisitor(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by birth
         self._connected_at = clock()
-        self._transport.write(self._requests[0])
+        self._transport.write(self._requests.reset)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -154,6 +182,10 @@ class HttpVisitor(asyncio.Protocol):
             self._fail("reply makes no sense")
             self.abort()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._reset_at and name.lower() == _SESSION.lower().encode():
+            self._session = value.decode("latin-1")
+
     def on_body(self, body: bytes) -> None:
         if self._parser.get_status_code() != _OK and len(self._body) < _LONGEST_ERROR:
             self._body += body
@@ -161,35 +193,40 @@ class HttpVisitor(asyncio.Protocol):
     def on_message_complete(self) -> None:
         assert self._transport is not None
         status = self._parser.get_status_code()
-        if status != _OK:
+        if self._stepped_at:
+            self._leave()
+        elif status != _OK:
             self._fail(self._tally.said.read_http(status, self._body))
             self._transport.close()
         elif not self._reset_at:
             self._reset_at = clock()
-            self._transport.write(self._requests[1])
-        elif not self._settled:
-            self._settled = True
-            self._tally.succeed(self._connected_at, self._reset_at, clock())
-            self._transport.close()
+            self._transport.write(self._requests.step(self._session))
+        else:
+            self._stepped_at = clock()
+            if self._session is None:
+                self._leave()
+            else:
+                self._transport.write(self._requests.close(self._session))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail("connection lost")
 
+    def _leave(self) -> None:
+        self._settle()
+        if self._transport is not None:
+            self._transport.close()
+
     def _fail(self, kind: str) -> None:
-        if not self._settled:
+        if self._stepped_at:
+            self._settle()  # only the goodbye is missing
+        elif not self._settled:
             self._settled = True
             self._tally.fail(kind)
 
-
-def http_requests(dialer: Dialer, action: str) -> tuple[bytes, bytes]:
-    """The two requests of a session, as they go over the wire."""
-
-    def post(path: str, body: str) -> bytes:
-        head = f"POST {dialer.prefix}{path} HTTP/1.1\r\nHost: {dialer.netloc}\r\nContent-Type: application/json\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in dialer.headers.items())
-        return f"{head}Content-Length: {len(body.encode())}\r\n\r\n{body}".encode()
-
-    return post("/reset", "{}"), post("/step", f'{{"action": {action}}}')
+    def _settle(self) -> None:
+        if not self._settled:
+            self._settled = True
+            self._tally.succeed(self._connected_at, self._reset_at, self._stepped_at)
 
 
 async def storm(job: Storm, report: Callable[[int, int], None]) -> Stormed:
@@ -224,7 +261,7 @@ async def storm(job: Storm, report: Callable[[int, int], None]) -> Stormed:
 
 def _visitors(job: Storm, tally: Tally, dialer: Dialer) -> list[Visitor]:
     if job.mode == "http":
-        requests = http_requests(dialer, job.action)
+        requests = HttpRequests(dialer, job.action)
         return [HttpVisitor(tally, requests) for _ in range(job.sessions)]
     step = f'{{"type": "step", "data": {job.action}}}'.encode()
     return [WebSocketVisitor(tally, step) for _ in range(job.sessions)]
