@@ -18,7 +18,8 @@ from envhive.inspection import declared_types, factory_name, plan_for, takes_too
 from envhive.samples import legal_move, sample_instance, sample_value, schema_of
 from envhive.tools import CallToolAction, ListToolsAction, ListToolsObservation
 from envhive.types import Observation
-from envhive.wire.codec import encode_observation, encode_state, model_of, payload_of
+from envhive.wire.codec import encode_state, model_of, payload_of
+from envhive.wire.observations import encode_observation
 
 Level = Literal["error", "warning"]
 

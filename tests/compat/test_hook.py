@@ -21,7 +21,7 @@ from envhive.compat.hook import ROOTS
 from envhive.compat.names import MODULES
 from envhive.errors import TargetError
 from envhive.server.target import load_target
-from envhive.wire.codec import encode_observation
+from envhive.wire.observations import encode_observation
 from tests.test_layers import loaded_by
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from envhive.compat.names import ELSEWHERE, MODULES, NEEDS
 from envhive.compat.serialization import serialize_observation
 from envhive.errors import ConfigurationError
-from envhive.wire.codec import write_observations_by
+from envhive.wire.observations import write_observations_by
 
 ROOTS: Final = {"openenv": "openenv", "openenv_core": "openenv.core", "core": "openenv.core"}
 """The packages that environments import from, and what each is in the table."""

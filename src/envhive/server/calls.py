@@ -17,7 +17,8 @@ from envhive.inspection import MethodPlan
 from envhive.server.blueprint import Blueprint
 from envhive.tools import CallToolAction, ListToolsAction
 from envhive.types import Action, EnvironmentMetadata, ServerMode
-from envhive.wire.codec import encode_object, encode_observation, encode_state, validation_failure
+from envhive.wire.codec import encode_object, encode_state, validation_failure
+from envhive.wire.observations import encode_observation
 
 logger: Final = logging.getLogger("envhive.environment")
 

@@ -7,38 +7,27 @@ precisely what is wrong with the rest.
 
 from __future__ import annotations
 
-import inspect
 import json
-import logging
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 import msgspec
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
-from pydantic_core import PydanticSerializationError, SchemaSerializer, to_json
+from pydantic_core import PydanticSerializationError, to_json
 
 from envhive.errors import EnvHiveError, InvalidJSONError, InvalidMessageError, UnknownTypeError
-from envhive.types import StepResult
 from envhive.wire.messages import NO_DATA, ExtendedStepRequest, Message, Request, StepRequest
 
-logger: Final = logging.getLogger("envhive.environment")
-
 REQUEST_TYPES: Final = frozenset({"reset", "step", "state", "mcp", "close"})
-_REWARD_AND_DONE: Final = {"reward", "done"}
 M = TypeVar("M", bound=Message)
 Model = TypeVar("Model", bound=BaseModel)
-_NUMBERS: Final = frozenset({float, int, bool, type(None)})
-_BEGINS_A_NUMBER: Final = frozenset(bytes([byte]) for byte in b"-0123456789tfn")
-"""Or true, false, null."""
 _LARGEST_ECHO: Final = 64 * 1024
 """An invalid action larger than this is not sent back inside its own error."""
 
 _decode_message: Final = msgspec.json.Decoder(Message).decode
 _decode_extended: Final = msgspec.json.Decoder(Request).decode
 _decode_any: Final = msgspec.json.Decoder().decode
-_encode_number: Final = msgspec.json.Encoder().encode
 
 
 decode_step: Final = msgspec.json.Decoder(StepRequest).decode
@@ -213,12 +202,12 @@ def encode_error_reply(error: EnvHiveError, *, extended: bool = False) -> bytes:
     if extended:
         data |= {"outcome": error.outcome, "retryable": error.retryable}
     try:
-        return _to_json({"type": "error", "data": data})
+        return json_of({"type": "error", "data": data})
     except (PydanticSerializationError, ValueError, TypeError, RecursionError):
         # A lone surrogate in a message (an undecodable file name, say), or an input that has no JSON form.
         text = str(data["message"]).encode("utf-8", "backslashreplace").decode()
         extras = {"outcome": error.outcome, "retryable": error.retryable} if extended else {}
-        return _to_json({"type": "error", "data": {"message": text, "code": error.code, **extras}})
+        return json_of({"type": "error", "data": {"message": text, "code": error.code, **extras}})
 
 
 def with_id(reply: bytes, request_id: int | str) -> bytes:
@@ -239,117 +228,6 @@ def error_data(error: EnvHiveError) -> dict[str, Any]:
     return {"message": message, "code": error.code, **error.details()}
 
 
-_observation_serializers: dict[type, SchemaSerializer | None] = {}
-_own_form: Callable[[Any], Any] | None = None
-
-
-def write_observations_by(form: Callable[[Any], Any] | None) -> None:
-    """Have `form` make the `data` of a reply from an observation, in this process; None: the usual form."""
-    global _own_form
-    _own_form = form
-    _observation_serializers.clear()
-
-
-def encode_observation(observation: Any) -> bytes:
-    """The reply with an observation: its fields, with `reward` and `done` beside them, and `metadata` if there is any.
-
-    Pydantic writes the fields straight to JSON: 0.7 µs for a small observation, against 1.8 µs by way of a dict.
-    """
-    cls = type(observation)
-    try:
-        serializer = _observation_serializers[cls]
-    except KeyError:
-        serializer = _observation_serializers[cls] = _direct_serializer(cls)
-    if serializer is None:
-        return _encode_unusual_observation(observation)
-    try:
-        fields = serializer.to_json(observation, exclude=_REWARD_AND_DONE)
-    except PydanticSerializationError:
-        fields = serializer.to_json(observation, exclude=_REWARD_AND_DONE, fallback=_fallback)
-    values = observation.__dict__
-    try:
-        reward, done, metadata = values["reward"], values["done"], values["metadata"]
-    except KeyError:  # a model of the author's own, without these fields, or with properties for them
-        reward, done = getattr(observation, "reward", None), getattr(observation, "done", False)
-        metadata = getattr(observation, "metadata", None)
-    # What is not a number becomes null either way; pydantic's `to_json` keeps 1 kB for each thread that ever called it.
-    number = _encode_number(reward) if type(reward) in _NUMBERS else _encode_unusual_number(reward)
-    if number == b"null" and reward is not None:
-        _say_that_a_reward_is_lost(cls, reward)
-    rest = b',"done":false' if done is False or not _is_done(done) else b',"done":true'
-    if metadata:
-        rest += b',"metadata":' + _to_json(metadata)
-    return b'{"type":"observation","data":{"observation":%b,"reward":%b%b}}' % (fields, number, rest)
-
-
-def _direct_serializer(cls: type) -> SchemaSerializer | None:
-    if _own_form is not None or not issubclass(cls, BaseModel) or issubclass(cls, RootModel):
-        return None
-    if cls.model_dump is not BaseModel.model_dump:
-        return None  # an author who overrides model_dump means it to be called
-    return cls.__pydantic_serializer__
-
-
-def _encode_unusual_observation(observation: Any) -> bytes:
-    """Observations that are dicts, dataclasses, models with a `model_dump` of their own, or written in another form."""
-    if inspect.iscoroutine(observation):
-        observation.close()
-        raise TypeError("reset or step returned a coroutine: write it as `async def`, also inside a decorator")
-    if isinstance(observation, StepResult):
-        raise TypeError("reset or step returned a StepResult, which clients make: return its observation")
-    if _own_form is not None:
-        return b'{"type":"observation","data":%b}' % _to_json(_own_form(observation))
-    fields = observation.model_dump() if hasattr(observation, "model_dump") else observation
-    document = json.loads(_to_json(fields))
-    if not isinstance(document, dict):
-        raise TypeError(
-            f"an observation must be a model, a dataclass or a dict, but reset or step returned "
-            f"{type(observation).__name__}"
-        )
-    payload = {"reward": document.pop("reward", None), "done": _is_done(document.pop("done", False))}
-    if type(payload["reward"]) not in _NUMBERS:
-        raise _no_reward(payload["reward"])
-    if payload["reward"] is None:
-        reward = fields.get("reward") if isinstance(fields, dict) else getattr(fields, "reward", None)
-        if reward is not None:
-            _say_that_a_reward_is_lost(type(observation), reward)
-    metadata = document.get("metadata")
-    data = {"observation": document, **payload, **({"metadata": metadata} if metadata else {})}
-    return b'{"type":"observation","data":%b}' % _to_json(data)
-
-
-def _encode_unusual_number(reward: Any) -> bytes:
-    """Scalars of numpy and the like, and subclasses of numbers; a trainer would add up nothing else."""
-    number = _to_json(float(reward) if isinstance(reward, Decimal) else reward)
-    if number[:1] not in _BEGINS_A_NUMBER:
-        raise _no_reward(reward)
-    return number
-
-
-def _no_reward(reward: Any) -> TypeError:
-    return TypeError(f"a reward must be a number or None, not {type(reward).__name__} ({reward!r:.50})")
-
-
-def _is_done(done: Any) -> bool:
-    """Whether an observation says so: True and False, 1 and 0, also those of numpy, or None; but not "no"."""
-    if done is None or isinstance(done, (bool, int, float)):
-        return bool(done)
-    plain = done.tolist() if callable(getattr(done, "tolist", None)) else done
-    if not isinstance(plain, (bool, int, float)):
-        raise TypeError(f"done must be True or False, not {type(done).__name__} ({done!r:.50})")
-    return bool(plain)
-
-
-_lost_rewards: set[type] = set()
-
-
-def _say_that_a_reward_is_lost(cls: type, reward: Any) -> None:
-    """Once for each class: the client reads "no reward", which a trainer may well take for 0."""
-    if cls not in _lost_rewards:
-        _lost_rewards.add(cls)
-        logger.warning("The reward of a %s is %r, which JSON has no word for: clients read None", cls.__name__, reward)
-
-
 def encode_state(state: Any) -> bytes:
     """The reply with a state: a model, a dict, a dataclass, or None before the first reset."""
     return _STATE + encode_object(state, "state") + b"}"
@@ -362,18 +240,18 @@ def encode_object(value: Any, what: str) -> bytes:
     if callable(value) and not isinstance(value, BaseModel):
         raise TypeError(f"{what} must be a property: put @property above `def {what}`")
     if isinstance(value, BaseModel) and type(value).model_dump is BaseModel.model_dump:
-        return type(value).__pydantic_serializer__.to_json(value, fallback=_fallback)
-    payload = _to_json(value.model_dump() if hasattr(value, "model_dump") else value)
+        return type(value).__pydantic_serializer__.to_json(value, fallback=plain_form)
+    payload = json_of(value.model_dump() if hasattr(value, "model_dump") else value)
     if not payload.startswith(b"{"):
         raise TypeError(f"{what} must be a model or a dict, not {type(value).__name__}")
     return payload
 
 
-def _to_json(value: Any) -> bytes:
-    return to_json(value, fallback=_fallback, inf_nan_mode="null")
+def json_of(value: Any) -> bytes:
+    return to_json(value, fallback=plain_form, inf_nan_mode="null")
 
 
-def _fallback(value: Any) -> Any:
+def plain_form(value: Any) -> Any:
     """Arrays, tensors and their scalars become lists and numbers; sets and the like become lists."""
     convert: Callable[[], Any] | None = getattr(value, "tolist", None)
     if callable(convert):
@@ -390,7 +268,7 @@ def encode_request(kind: str, data: Any = None, **extras: Any) -> bytes:
     message = {"type": kind} if data is None else {"type": kind, "data": data}
     message |= {name: value for name, value in extras.items() if value is not None}
     try:
-        return to_json(message, fallback=_fallback, inf_nan_mode="constants")
+        return to_json(message, fallback=plain_form, inf_nan_mode="constants")
     except PydanticSerializationError as error:
         problem = _problem("json_type", str(error), None)
         raise InvalidMessageError(f"The {kind} cannot be sent as JSON", [problem]) from error
