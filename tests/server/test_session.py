@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
+import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +24,7 @@ from envhive.server.phases import Phase
 from envhive.server.runner import Runners
 from envhive.server.session import Session
 from envhive.server.turns import INBOX_LIMIT
-from tests.support.envs import Counting, Hanging, Move, Seen, async_counting, counting
+from tests.support.envs import Counting, Hanging, Journal, Move, Seen, async_counting, counting
 
 
 class Wire:
@@ -84,6 +87,15 @@ def open_session(env: Any, wire: Wire, **options: Any) -> Session:
     return session
 
 
+async def answer_to(frame: str, session: Session, wire: Wire) -> dict[str, Any]:
+    """The data of the reply to a frame that arrives as from a socket: outside any task."""
+    answered = len(wire.frames)
+    asyncio.get_running_loop().call_soon(session.receive, frame)
+    await until(lambda: len(wire.frames) > answered)
+    data: dict[str, Any] = wire.frames[-1]["data"]
+    return data
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():
@@ -112,9 +124,10 @@ anything = st.text() | st.binary(max_size=50)
 frames = st.lists(good | shaped | anything, max_size=40)
 
 KINDS = [counting, async_counting, lambda: counting(BLOCKING=False)]
+KIND_NAMES = ["thread", "async", "inline"]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_NAMES)
 @pytest.mark.parametrize("extended", [False, True], ids=["layer 1", "layer 2"])
 def test_where_a_reset_is_required_a_step_before_it_is_an_error_and_the_session_lives(
     kind: Callable[[], Any], extended: bool
@@ -144,7 +157,7 @@ def test_where_a_reset_is_required_a_step_before_it_is_an_error_and_the_session_
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_NAMES)
 @settings(max_examples=60, deadline=None)
 @given(sequence=frames)
 def test_every_frame_gets_exactly_one_reply_and_nothing_crashes(kind: Callable[[], Any], sequence: list[Any]) -> None:
@@ -165,7 +178,7 @@ def test_every_frame_gets_exactly_one_reply_and_nothing_crashes(kind: Callable[[
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_NAMES)
 @settings(max_examples=60, deadline=None)
 @given(numbers=st.lists(st.integers(1, 8), max_size=30), cuts=st.sets(st.integers(0, 30)))
 def test_a_numbered_request_runs_once_however_often_it_comes_and_over_whichever_connection(
@@ -234,7 +247,7 @@ def test_numbers_names_and_time_limits_of_requests_mix(requests: list[tuple[int 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["thread", "async", "inline"])
+@pytest.mark.parametrize("kind", KINDS, ids=KIND_NAMES)
 @settings(max_examples=30, deadline=None)
 @given(sequence=frames, cut=st.integers(0, 40), patient=st.booleans())
 def test_a_client_that_leaves_at_any_moment_costs_one_close(
@@ -342,24 +355,130 @@ def test_questions_from_elsewhere_wait_in_the_same_line() -> None:
     asyncio.run(scenario())
 
 
-def test_a_session_with_a_time_limit_leaves_no_timer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "made"), [(KINDS[0], 1), (KINDS[1], 1), (KINDS[2], 0)], ids=KIND_NAMES)
+def test_a_session_with_a_time_limit_makes_one_timer_at_most_and_leaves_none(
+    kind: Callable[[], Any], made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         wire, loop = Wire(), asyncio.get_running_loop()
         timers: list[asyncio.TimerHandle] = []
         call_later = loop.call_later
 
         def noting(delay: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
-            timers.append(call_later(delay, *args, **options))
-            return timers[-1]
+            timer = call_later(delay, *args, **options)
+            if delay > 60:  # not what the test itself waits by
+                timers.append(timer)
+            return timer
 
         monkeypatch.setattr(loop, "call_later", noting)
-        session = open_session(counting(BLOCKING=False), wire, step_timeout=600.0)
+        session = open_session(kind(), wire, step_timeout=600.0)
+        await session.wait_opened()
         for _ in range(3):
-            session.receive('{"type":"step","data":{"by":1}}')
-        assert len(wire.frames) == 3
-        assert len([timer for timer in timers if not timer.cancelled()]) == 1
+            assert (await answer_to('{"type":"step","data":{"do":"metadata"}}', session, wire))["done"] is True
+        assert [timer.cancelled() for timer in timers] == [False] * made
         session.end()
+        await asyncio.wait_for(wire.ended.wait(), 20)
         assert all(timer.cancelled() for timer in timers)
+
+    asyncio.run(scenario())
+
+
+class Waiting(Counting):
+    """Its steps wait for as many turns of the event loop as they are told to."""
+
+    journal = Journal()
+
+    async def reset(self, **kwargs: Any) -> Seen:  # type: ignore[override]
+        return Counting.reset(self, **kwargs)
+
+    async def step(self, action: Move, **kwargs: Any) -> Seen:  # type: ignore[override]
+        for _ in range(action.by):
+            await asyncio.sleep(0)
+        return Counting.step(self, action)
+
+
+def a_future(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator whose steps can be awaited, but are no coroutines."""
+
+    @functools.wraps(step)
+    def begun(self: Counting, action: Move) -> asyncio.Future[Seen]:
+        return asyncio.ensure_future(step(self, action))
+
+    return begun
+
+
+class Scheduling(Waiting):
+    step = a_future(Waiting.step)
+
+
+moves = st.fixed_dictionaries(
+    {"by": st.integers(0, 3)}, optional={"do": st.sampled_from(["raise", "miss", "unserialisable"])}
+)
+
+
+@pytest.mark.parametrize("env", [Waiting, Scheduling])
+@pytest.mark.parametrize("extended", [False, True], ids=["layer 1", "layer 2"])
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(moves, max_size=6), min_size=1, max_size=4))
+def test_steps_of_coroutines_are_answered_in_order_whether_or_not_they_wait(
+    env: type[Counting], extended: bool, turns: list[list[dict[str, Any]]]
+) -> None:
+    """Sent outside any task, as frames arrive, several in a turn of the event loop, each to two sessions."""
+
+    async def scenario() -> None:
+        wires = Wire(), Wire()
+        sessions = [open_session(env, wire, extended=Extended(60.0) if extended else None) for wire in wires]
+        for session in sessions:
+            await session.wait_opened()
+            session.receive('{"type":"reset"}')
+        number, loop = 0, asyncio.get_running_loop()
+        for moves in turns:
+            for move in moves:
+                number += 1
+                frame = {"type": "step", "data": move, **({"id": number} if extended else {})}
+                for session in sessions:
+                    loop.call_soon(session.receive, json.dumps(frame))
+            await asyncio.sleep(0)
+        for wire in wires:
+            await until(lambda wire=wire: len(wire.frames) == 1 + number)
+            total = 0
+            for move, reply in zip((move for moves in turns for move in moves), wire.frames[1:], strict=True):
+                if "do" in move:
+                    assert reply["data"]["code"] == "EXECUTION_ERROR"
+                else:
+                    total += move["by"]
+                    assert reply["data"]["observation"]["total"] == total
+            if extended:
+                assert [reply["id"] for reply in wire.frames[1:]] == list(range(1, number + 1))
+        for session in sessions:
+            session.end()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, lambda: Waiting], ids=[*KIND_NAMES, "async that does not wait"])
+@pytest.mark.parametrize("do", ["", "raise"])
+def test_nothing_keeps_an_environment_alive_when_its_session_has_ended(
+    kind: Callable[[], Any], do: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="envhive.environment")  # or its records would keep tracebacks
+
+    async def scenario() -> None:
+        wire, cls = Wire(), kind()
+        made: list[weakref.ref[Counting]] = []
+
+        class Watched(cls):  # type: ignore[misc,valid-type]
+            def __init__(self) -> None:
+                super().__init__()
+                made.append(weakref.ref(self))
+
+        session = open_session(Watched, wire)
+        await answer_to('{"type":"reset"}', session, wire)
+        await answer_to(json.dumps({"type": "step", "data": {"do": do}}), session, wire)
+        session.end()
+        await asyncio.wait_for(wire.ended.wait(), 20)
+        del session
+        await until(lambda: gc.collect() >= 0 and made[0]() is None)
 
     asyncio.run(scenario())
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Generator
+from types import CoroutineType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -15,6 +18,7 @@ from envhive.environment import Environment
 from envhive.errors import EnvHiveError, EnvironmentFactoryError, ExecutionError, InvalidMessageError
 from envhive.inspection import MethodPlan
 from envhive.server.blueprint import Blueprint
+from envhive.server.starter import ENDED, Starter
 from envhive.tools import CallToolAction, ListToolsAction
 from envhive.types import Action, EnvironmentMetadata, ServerMode
 from envhive.wire.codec import encode_object, encode_state, validation_failure
@@ -32,12 +36,13 @@ class Calls:
     Each method returns the reply, or raises an `EnvHiveError` that says whose fault it was.
     """
 
-    __slots__ = ("_parse_action", "blueprint", "mode")
+    __slots__ = ("_parse_action", "_steppers", "blueprint", "mode")
 
     def __init__(self, blueprint: Blueprint, mode: ServerMode = ServerMode.SIMULATION) -> None:
         self.blueprint = blueprint
         self.mode = mode
         self._parse_action = action_parser(blueprint.action_cls)
+        self._steppers: WeakKeyDictionary[asyncio.AbstractEventLoop, Starter] = WeakKeyDictionary()
 
     def make(self) -> Any:
         try:
@@ -75,21 +80,43 @@ class Calls:
         except Exception as error:  # a validator of the author's own may raise anything
             raise _refused(error, action) from error
         try:
-            method = getattr(env, plan.name)
-            return encode_observation(method(parsed, **plan.select(keywords)) if keywords else method(parsed))
+            if not keywords and plan.name == "step":
+                return encode_observation(env.step(parsed))  # 0.04 µs less than by `getattr`
+            return encode_observation(getattr(env, plan.name)(parsed, **plan.select(keywords)))
         except (Exception, SystemExit) as error:
             raise attribute(error, "step") from error
 
-    async def step_async(self, env: Any, plan: MethodPlan, action: bytes, keywords: Keywords) -> bytes:
-        try:
-            parsed = self._parse_action(action)
-        except Exception as error:  # a validator of the author's own may raise anything
-            raise _refused(error, action) from error
-        try:
-            method = getattr(env, plan.name)
-            return encode_observation(await (method(parsed, **plan.select(keywords)) if keywords else method(parsed)))
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            raise attribute(error, "step") from error
+    def stepper(self) -> Starter:
+        """What begins the steps of coroutines on this event loop."""
+        loop = asyncio.get_running_loop()
+        return self._steppers.get(loop) or self._steppers.setdefault(loop, Starter(self._step_each))
+
+    @types.coroutine
+    def _step_each(self, starter: Starter) -> Generator[Any, Any, None]:
+        """Work whose jobs are what `step` takes. A coroutine for each step would cost 0.2 µs more."""
+        parse = self._parse_action
+        while True:
+            env, plan, action, keywords = yield ENDED
+            try:
+                parsed = parse(action)
+            except Exception as error:  # a validator of the author's own may raise anything
+                starter.error = _refused(error, action)
+            else:
+                try:
+                    if not keywords and plan.name == "step":
+                        step = env.step(parsed)
+                    else:
+                        step = getattr(env, plan.name)(parsed, **plan.select(keywords))
+                    starter.result = encode_observation(
+                        (yield from step if type(step) is CoroutineType else _await(step))
+                    )
+                except GeneratorExit:
+                    raise  # the event loop is gone, and all that waits with it
+                except (Exception, SystemExit, asyncio.CancelledError) as error:
+                    starter.error = attribute(error, "step")
+                except BaseException as error:  # whatever it is, the session must get its answer
+                    starter.error = attribute_stray(error)
+            env = plan = action = keywords = parsed = step = None  # what has ended keeps nothing alive
 
     def state(self, env: Any) -> bytes:
         try:
@@ -130,6 +157,24 @@ class Calls:
             return self._parse_action(action)
         except Exception as error:  # a validator of the author's own may raise anything
             raise _refused(error, action) from error
+
+
+@types.coroutine
+def await_each(starter: Starter) -> Generator[Any, Any, None]:
+    """Work whose jobs are coroutines."""
+    while True:
+        job = yield ENDED
+        try:
+            starter.result = yield from job
+        except GeneratorExit:
+            raise  # the event loop is gone, and all that waits with it
+        except BaseException as failure:  # whatever it is, the session must get its answer
+            starter.error = attribute_stray(failure)
+        del job
+
+
+async def _await(anything: Any) -> Any:
+    return await anything
 
 
 _MAY_MATTER_TO_CLOSE: Final = frozenset({"close", "_toolbox"})
@@ -190,7 +235,9 @@ def attribute(error: BaseException, method: str) -> EnvHiveError:
     # A cancelled step is the client's leaving, not a fault of the environment's.
     level = logging.DEBUG if isinstance(error, asyncio.CancelledError) else logging.ERROR
     logger.log(level, "%s() raised %s", method, type(error).__name__, exc_info=error)
-    return ExecutionError(describe(error))
+    failure = ExecutionError(describe(error))
+    failure.__cause__ = error  # also where it is not raised but told
+    return failure
 
 
 def attribute_stray(error: BaseException) -> EnvHiveError:

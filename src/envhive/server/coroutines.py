@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import sys
-import types
 from asyncio import _enter_task, _leave_task  # for those who run coroutines themselves
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from envhive.errors import EnvHiveError
-from envhive.server.calls import attribute_stray
+from envhive.server.calls import attribute_stray, await_each
+from envhive.server.starter import ENDED, Starter
 
 Done = Callable[[Any, EnvHiveError | None], None]
 Job = Coroutine[Any, Any, Any]
@@ -33,47 +33,7 @@ else:
     _current_task = asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
 
 
-_ENDED: Final = object()
-
-
-class Starter:
-    """Begins coroutines, those of all sessions of an event loop in turn, and runs each up to its first wait.
-
-    `coroutine.send(None)` tells of an end by an exception, which costs 0.45 µs. A generator that awaits one coroutine
-    after another hears of it for less, and says so by yielding `_ENDED`; anything else that it yields is a wait.
-    """
-
-    __slots__ = ("advance", "error", "generator", "result")
-
-    _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Starter]] = WeakKeyDictionary()
-
-    def __init__(self) -> None:
-        self.result: Any = None
-        """Of the coroutine that has just ended; taken away by whoever ran it."""
-        self.error: EnvHiveError | None = None
-        self.renew()
-
-    @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> Starter:
-        return cls._all.get(loop) or cls._all.setdefault(loop, cls())
-
-    def renew(self) -> None:
-        """Begin anew: the generator has stopped at a coroutine's wait, and goes on with whoever waits for that."""
-        self.generator = self._run_each()
-        self.advance: Callable[[Any], Any] = self.generator.send
-        self.advance(None)
-
-    @types.coroutine
-    def _run_each(self) -> Generator[Any, Any, None]:
-        while True:
-            job = yield _ENDED
-            try:
-                self.result = yield from job
-            except GeneratorExit:
-                raise  # the event loop is gone, and all that waits with it
-            except BaseException as failure:  # whatever it is, the session must get its answer
-                self.error = attribute_stray(failure)
-            del job
+_starters: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Starter]] = WeakKeyDictionary()
 
 
 class Doorbell:
@@ -155,14 +115,16 @@ class Doorbell:
 class CoroutineDriver:
     """Runs one coroutine at a time, all in the same task; a task that was cancelled is replaced by a new one."""
 
-    __slots__ = ("_bell", "_context", "_handed_over", "_loop", "_pending", "_starter", "_task")
+    __slots__ = ("_bell", "_context", "_handed_over", "_loop", "_pending", "_starter", "_task", "stepper")
 
-    def __init__(self, context: contextvars.Context | None = None) -> None:
+    def __init__(self, context: contextvars.Context | None = None, stepper: Starter | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._starter = Starter.of(self._loop)
+        self._starter = _starters.get(self._loop) or _starters.setdefault(self._loop, Starter(await_each))
+        self.stepper = stepper or self._starter
+        """What begins the environment's steps."""
         self._context = context or contextvars.copy_context()
         self._task: asyncio.Task[None] | None = None
-        self._pending = False  # a coroutine that did not end at once
+        self._pending = False  # a job that did not end at once
         self._handed_over = 0
         self._start_task()
 
@@ -172,19 +134,26 @@ class CoroutineDriver:
 
     def run(self, job: Job, done: Done) -> None:
         """Run a coroutine, up to its first real wait before this returns, if no other task is running."""
+        if (result := self.begin(self._starter, job, done)) is not None:
+            done(result, None)
+
+    def begin(self, starter: Starter, job: Any, done: Done) -> Any:
+        """Let a starter begin a job in the same way.
+
+        What comes of one that ends before this returns is returned, unless it is an error or None.
+        """
         task, bell, loop = self._task, self._bell, self._loop
-        if bell.wake is None or task is None or _current_task(loop) is not None:
+        if task is None or bell.wake is None or _current_task(loop) is not None:
             if task is None or task.done() or bell.cancelled:
                 self._start_task()  # the last one was cancelled, by whomever
-            self._hand_over(job, done)
-            return
-        starter = self._starter
+            self._hand_over(starter.whole(job), done)
+            return None
         bell.lent = True
         _enter_task(loop, task)
         try:
             waits_for = self._context.run(starter.advance, job)
         except BaseException as failure:  # it raised what only the end of a generator does
-            waits_for, starter.error = _ENDED, attribute_stray(failure)
+            waits_for, starter.error = ENDED, attribute_stray(failure)
             starter.renew()
         _leave_task(loop, task)
         bell.lent = False
@@ -192,18 +161,19 @@ class CoroutineDriver:
             # It cancelled its own task before it ever waited: a new task goes on, and tells it where it waits.
             bell.ring(None)
             self._start_task()
-        if waits_for is _ENDED:
-            result, error = starter.result, starter.error
-            starter.result = starter.error = None
-            done(result, error)
-            return
-        self._hand_over(_rest(starter, starter.generator, waits_for), done)
-        starter.renew()
+        if waits_for is ENDED:
+            result, starter.result = starter.result, None
+            if result is None:
+                error, starter.error = starter.error, None
+                done(None, error)
+            return result
+        self._hand_over(starter.rest(waits_for), done)
         if bell.refused_to_cancel:
             loop.call_soon(self._cancel_if_pending, self._handed_over)
+        return None
 
     def _hand_over(self, job: Awaitable[Any], done: Done) -> None:
-        """Let the task carry a coroutine to its end."""
+        """Let the task carry a job to its end."""
         self._pending = True
         self._handed_over += 1
         self._bell.ring((job, done))
@@ -250,20 +220,3 @@ class CoroutineDriver:
                 return
             done(result, error)
             del entry, job, done, result, error  # an idle session keeps nothing alive
-
-
-@types.coroutine
-def _rest(starter: Starter, job: Generator[Any, Any, None], waits_for: Any) -> Generator[Any, Any, Any]:
-    """What is left of a coroutine that has begun, in a starter's generator, and now waits for something."""
-    while waits_for is not _ENDED:
-        try:
-            value = yield waits_for
-        except BaseException as error:  # cancellation too: all that is thrown in is the coroutine's to hear
-            waits_for = job.throw(error)
-        else:
-            waits_for = job.send(value)
-    result, failure = starter.result, starter.error
-    starter.result = starter.error = None
-    if failure is not None:
-        raise failure
-    return result

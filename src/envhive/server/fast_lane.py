@@ -77,17 +77,18 @@ class Turn:
     sessions of one program a step costs a third less CPU than when each reply is sent at once.
     """
 
-    __slots__ = ("_loop", "_running", "due", "received", "replies")
+    __slots__ = ("_loop", "due", "is_handling", "received", "replies")
 
     _all: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Turn]] = WeakKeyDictionary()
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.proxy(loop)
-        self._running = False
-        self.received: list[tuple[Session, str]] = []
+        self.is_handling = False
+        """Whether what was received is being handled: it sees to the replies that are given meanwhile."""
+        self.received: list[tuple[WSTransport, Session, str]] = []
         self.replies: list[tuple[WSTransport, bytes]] = []
         self.due = 0.0
-        """When replies are to go even though there is more to handle: the steps of this turn take long."""
+        """When replies are to go even though there are more to come: the steps of this turn take long."""
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> Turn:
@@ -95,38 +96,46 @@ class Turn:
 
     def begin(self) -> None:
         """The first frame has been received."""
-        self._loop.call_soon(self._run)
+        self._loop.call_soon(self.handle)
 
-    def begin_replies(self) -> None:
-        """The first reply is there."""
-        self.due = monotonic() + _LONGEST_DELAY_S
-        if not self._running:
+    def reply(self, transport: WSTransport, frame: bytes) -> None:
+        """Send a reply that came later, together with others."""
+        self.replies.append((transport, frame))
+        together = len(self.replies)
+        if together == 1:
+            self.due = monotonic() + _LONGEST_DELAY_S
             self._loop.call_soon(self.flush)
-
-    def _run(self) -> None:
-        """Handle what was received, and send what is answered by then: another turn of the loop would cost 1 µs."""
-        self._running = True
-        self.handle()
-        self._running = False
-        if self.replies:
+        elif not together % 8 and monotonic() > self.due:
             self.flush()
 
     def handle(self) -> None:
-        """Handle what was received."""
+        """Handle what was received, and send what is answered by then: another turn of the loop would cost 1 µs."""
         received, self.received = self.received, []
-        for session, text in received:
-            try:
-                session.receive(text)
-            except Exception:  # whatever it is, the others are to be handled too
-                logger.exception("Session %s failed", session.id, extra=session.log_fields())
-                session.end(INTERNAL_ERROR, "internal error", because="failed")
+        self.due = monotonic() + _LONGEST_DELAY_S
+        self.is_handling = True
+        try:
+            for ws, session, text in received:
+                try:
+                    if (reply := session.take(text)) is not None:
+                        self.replies.append((ws, reply))
+                except Exception:  # whatever it is, the others are to be handled too
+                    logger.exception("Session %s failed", session.id, extra=session.log_fields())
+                    session.end(INTERNAL_ERROR, "internal error", because="failed")
+                if session.last_active > self.due:
+                    self.due = session.last_active + _LONGEST_DELAY_S
+                    self.flush()
+        finally:
+            self.is_handling = False
+        if self.replies:
+            self.flush()
 
     def flush(self) -> None:
         """Send the replies."""
         replies, self.replies = self.replies, []
+        text = _TEXT
         for ws, frame in replies:
             try:
-                ws.send(_TEXT, frame)
+                ws.send(text, frame)
             except Exception:  # whatever it is, the others are to be sent too
                 logger.exception("A reply could not be sent")
 
@@ -237,15 +246,13 @@ class FastConnection(Entrance, WSListener):
                 self._fail(WSCloseCode.INVALID_TEXT, "invalid UTF-8")
                 return
             turn = self._turn
-            turn.received.append((session, text))
+            turn.received.append((transport, session, text))
             waiting = len(turn.received)
             if waiting == 1:
                 turn.begin()
             elif waiting >= _MOST_TOGETHER:
                 turn.handle()
-                if frame.last_in_buffer:
-                    turn.flush()
-                else:
+                if not frame.last_in_buffer:
                     self._read_less()  # a flood: the session stops reading now, not when all that has arrived is read
         else:
             self._turn.handle()  # which came before it
@@ -343,11 +350,10 @@ class FastConnection(Entrance, WSListener):
         if self._ws is None:
             return
         turn = self._turn
-        turn.replies.append((self._ws, frame))
-        if len(turn.replies) == 1:
-            turn.begin_replies()
-        elif monotonic() > turn.due:
-            turn.flush()
+        if turn.is_handling:
+            turn.replies.append((self._ws, frame))
+        else:
+            turn.reply(self._ws, frame)
 
     def close(self, code: int, reason: str) -> None:
         """Say goodbye, and hang up when the peer has said it too: closing at once could destroy what was sent."""

@@ -10,7 +10,7 @@ import asyncio
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from envhive.errors import EnvHiveError, ExecutionError
 from envhive.inspection import ClassPlan, Place, plan_for
@@ -32,6 +32,9 @@ class Runner(ABC):
     """Owns one environment, wherever that is."""
 
     __slots__ = ()
+
+    may_answer_at_once: ClassVar[bool] = False
+    """Whether a step can be over when `begin_step` returns."""
 
     tag: LogTag
     """Of what the environment logs."""
@@ -64,6 +67,11 @@ class Runner(ABC):
 
     @abstractmethod
     def step(self, action: bytes, keywords: dict[str, Any], done: Done) -> None: ...
+
+    def begin_step(self, action: bytes, keywords: dict[str, Any], done: Done) -> Any:
+        """The same, but the reply to a step that is over before this returns may be returned, not told to `done`."""
+        self.step(action, keywords, done)
+        return None
 
     @abstractmethod
     def state(self, done: Done) -> None: ...
@@ -121,7 +129,7 @@ class LocalRunner(Runner):
         (self._driver or self._start_driver()).run(job, done)
 
     def _start_driver(self) -> CoroutineDriver:
-        self._driver = CoroutineDriver(self.tag.context())
+        self._driver = CoroutineDriver(self.tag.context(), self.calls.stepper())
         return self._driver
 
     def release(self) -> None:
@@ -158,12 +166,16 @@ class LocalRunner(Runner):
             self.run(self.calls.reset, (self.env, plan, keywords), done)
 
     def step(self, action: bytes, keywords: dict[str, Any], done: Done) -> None:
+        if (reply := self.begin_step(action, keywords, done)) is not None:
+            done(reply, None)
+
+    def begin_step(self, action: bytes, keywords: dict[str, Any], done: Done) -> Any:
         plan = self.plan.step
         if plan.is_async:
             driver = self._driver or self._start_driver()
-            driver.run(self.calls.step_async(self.env, plan, action, keywords), done)
-        else:
-            self.run(self.calls.step, (self.env, plan, action, keywords), done)
+            return driver.begin(driver.stepper, (self.env, plan, action, keywords), done)
+        self.run(self.calls.step, (self.env, plan, action, keywords), done)
+        return None
 
     def state(self, done: Done) -> None:
         self.run(self.calls.state, (self.env,), done)
@@ -208,6 +220,8 @@ class LoopRunner(LocalRunner):
     """
 
     __slots__ = ("_inline", "_opening", "_pool", "given_up")
+
+    may_answer_at_once = True
 
     def __init__(self, calls: Calls, pool: Pool | None, tag: LogTag) -> None:
         super().__init__(calls, tag)

@@ -74,38 +74,39 @@ class Worker:
         """What the thread does."""
         be_patient()
         set_tag(self._tag)
+        get, work = self._inbox.get, self._mailbox.work
         while True:
-            entry, baton = self._inbox.get()
+            entry, baton = get()
             if entry is None:
                 forget_this_thread()
                 self._mailbox.pass_on(baton)
                 return
-            self._mailbox.work(entry, baton)
+            work(entry, baton)
             del entry, baton  # an idle thread keeps nothing alive
 
 
 class Pace:
     """Whether jobs are quick, judged by the last ones."""
 
-    __slots__ = ("_slowness",)
+    __slots__ = ("slowness",)
 
     def __init__(self) -> None:
-        self._slowness = 0
+        self.slowness = 0
 
     @property
     def is_slow(self) -> bool:
-        return self._slowness >= _SLOW
+        return self.slowness >= _SLOW
 
     def note(self, seconds: float) -> None:
         """A job has taken so long."""
         if seconds > _QUICK_S:
-            self._slowness = min(self._slowness + 2, _SLOWEST)
-        elif self._slowness:
-            self._slowness -= 1
+            self.slowness = min(self.slowness + 2, _SLOWEST)
+        elif self.slowness:
+            self.slowness -= 1
 
     def despair(self) -> None:
         """One takes so long that it is not worth waiting for its end."""
-        self._slowness = _SLOWEST
+        self.slowness = _SLOWEST
 
 
 class Mailbox:
@@ -184,13 +185,15 @@ class Mailbox:
 
     def work(self, entry: Entry, baton: Baton) -> None:
         """Do a job, and wake the next worker before or after. Called on a worker's thread."""
-        slow = self._pace.is_slow
-        if slow:
+        pace = self._pace
+        if slow := pace.slowness >= _SLOW:
             self.pass_on(baton)
         began = monotonic()
         letter = do(entry)
-        self._pace.note(monotonic() - began)
-        self.leave(letter)
+        took = monotonic() - began
+        if took > _QUICK_S or pace.slowness:
+            pace.note(took)
+        self._letters.append(letter)
         if slow:
             self.wake_loop()
         else:

@@ -82,6 +82,7 @@ class Turns(ABC):
         "_inbox",
         "_metrics",
         "_must_be_reset",
+        "_notes_beginnings",
         "_outlet",
         "_overruled",
         "_patience",
@@ -125,6 +126,7 @@ class Turns(ABC):
         self._extended = extended
         self._step_timeout = step_timeout
         self._step_keywords = _NO_KEYWORDS if step_timeout is None else {"timeout_s": step_timeout}
+        self._notes_beginnings = step_timeout is not None or not runner.may_answer_at_once
         self._runner = runner
         self._outlet = outlet
         self._metrics = metrics or Metrics()
@@ -163,12 +165,17 @@ class Turns(ABC):
 
     def receive(self, frame: str) -> None:
         """Take a text frame from the client. Its reply goes to the outlet, in order."""
+        if (reply := self.take(frame)) is not None and self._outlet is not None:
+            self._outlet.send(reply)
+
+    def take(self, frame: str) -> bytes | None:
+        """The same, but the reply to a step that is over when this returns is left to the caller to send."""
         if self._phase is not IDLE or self._inbox or self._held:
             self._enqueue(frame)
-            return
+            return None
         if self._careful:
             self._handle(frame)
-            return
+            return None
         extended = self._extended
         try:
             if extended is None:
@@ -177,16 +184,53 @@ class Turns(ABC):
                 request = decode_extended_step(frame)
                 if request.timeout_s is not None or not extended.is_new(request.id):
                     self._handle(frame)
-                    return
+                    return None
                 action, extended.request_id = bytes(request.data), request.id
         except NOT_A_STEP:
             self._handle(frame)
-        else:
-            self._phase, self.busy_with = BUSY, "step"
+            return None
+        self._phase, self.busy_with = BUSY, "step"
+        is_timed = not self.steps % TIMED_STEPS
+        if is_noted := is_timed or self._notes_beginnings:
             self.last_active = self._clock()
-            if self._step_timeout is not None:
+        reply = self._runner.begin_step(action, self._step_keywords, self._stepped)
+        if reply is None:
+            if self._step_timeout is not None and self._phase is BUSY:
                 self._set_deadline(self._step_timeout)
-            self._runner.step(action, self._step_keywords, self._answered)
+            if not is_noted:
+                self.last_active = self._clock()
+            return None
+        if self._phase is not BUSY or self._inbox:
+            self._answered(reply, None)
+            return None
+        # It did not have to be waited for: nothing of what may happen meanwhile has.
+        now = self._clock()
+        if is_timed:
+            self._metrics.steps.seconds.observe(now - self.last_active)
+        self.steps += 1
+        self.last_active = now
+        self.busy_with = ""
+        self._phase = IDLE
+        return reply if extended is None else extended.keep(reply)
+
+    def _stepped(self, reply: bytes | None, error: EnvHiveError | None) -> None:
+        """A step that was begun by a frame is over: answer it, if nothing happened meanwhile."""
+        if reply is None or self._phase is not BUSY or self._patience is not None or self._inbox:
+            self._answered(reply, error)
+            return
+        if self._deadline is not None:
+            self._deadline.clear()
+        if self._extended is not None:
+            reply = self._extended.keep(reply)
+        if self._outlet is not None:
+            self._outlet.send(reply)
+        now = self._clock()
+        if not self.steps % TIMED_STEPS:
+            self._metrics.steps.seconds.observe(now - self.last_active)
+        self.steps += 1
+        self.last_active = now
+        self.busy_with = ""
+        self._phase = IDLE
 
     def receive_binary(self, frame: bytes) -> None:
         """Take a binary frame, which gets an error for an answer."""
