@@ -10,17 +10,23 @@ from typing import Any
 import pytest
 
 from envhive.errors import EnvHiveError, ExecutionError, InvalidMessageError
+from envhive.server.calls import await_each
 from envhive.server.coroutines import CoroutineDriver
+from envhive.server.starter import Starter
 
 Answer = tuple[Any, EnvHiveError | None]
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+
+
+def a_driver() -> CoroutineDriver:
+    return CoroutineDriver(contextvars.copy_context(), Starter(await_each))
 
 
 class Bench:
     """A driver whose task is waiting for its first coroutine, and what came of those it was given."""
 
     def __init__(self) -> None:
-        self.driver = CoroutineDriver()
+        self.driver = a_driver()
 
     def begin(self, job: Coroutine[Any, Any, Any]) -> asyncio.Future[Answer]:
         """Run a coroutine from outside any task, as a frame does."""
@@ -50,7 +56,7 @@ def on_a_loop(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
 
 def test_a_coroutine_that_does_not_wait_is_over_when_run_returns() -> None:
     async def main() -> None:
-        driver = CoroutineDriver()
+        driver = a_driver()
         await asyncio.sleep(0)
         over: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
@@ -139,6 +145,36 @@ def test_what_only_the_end_of_a_generator_raises_is_an_answer_too() -> None:
         result, failure = await bench.run(leave())
         assert (result, type(failure)) == (None, ExecutionError)
         assert await bench.run(quick()) == (1, None)
+
+    on_a_loop(test)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_coroutine_that_runs_the_event_loop_itself_lets_those_of_others_begin(waits: bool) -> None:
+    async def inner() -> str:
+        if waits:
+            await asyncio.sleep(0)
+        return "inner"
+
+    async def test(bench: Bench) -> None:
+        other, answers = Bench(), list[Answer]()
+        await asyncio.sleep(0)
+
+        async def outer() -> str:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None
+            asyncio._leave_task(loop, task)  # as what nests event loops does
+            other.driver.run(inner(), lambda result, error: answers.append((result, error)))
+            asyncio._enter_task(loop, task)
+            if waits:
+                await asyncio.sleep(0)
+            return "outer"
+
+        assert await bench.run(outer()) == ("outer", None)
+        await asyncio.sleep(0)
+        assert answers == [("inner", None)]
+        assert await bench.run(inner()) == await other.run(inner()) == ("inner", None)
+        other.driver.stop()
 
     on_a_loop(test)
 

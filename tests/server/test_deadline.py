@@ -97,6 +97,13 @@ def test_a_shorter_limit_than_the_one_before_is_kept() -> None:
     assert time.waiting == []
 
 
+def test_a_limit_counts_from_when_the_request_began_even_if_it_is_set_later() -> None:
+    time = Time()
+    time.deadline.set(2, time.now - 0.5)
+    time.pass_until(1000)
+    assert time.overdue_at == [101.5]
+
+
 def test_after_the_last_request_no_timer_is_left() -> None:
     time = Time()
     time.begin(60)

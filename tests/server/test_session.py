@@ -483,6 +483,45 @@ def test_nothing_keeps_an_environment_alive_when_its_session_has_ended(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("waits", [0, 1])
+@pytest.mark.parametrize("in_a_task", [False, True])
+def test_what_a_failed_step_held_is_free_without_the_garbage_collector(
+    waits: int, in_a_task: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="envhive.environment")  # or its records would keep tracebacks
+
+    class Large:
+        pass
+
+    held: list[weakref.ref[Large]] = []
+
+    class Failing(Waiting):
+        async def step(self, action: Move, **kwargs: Any) -> Seen:  # type: ignore[override]
+            large = Large()
+            held.append(weakref.ref(large))
+            await Waiting.step(self, action)
+            raise RuntimeError("after a while")
+
+    async def scenario() -> None:
+        wire, step = Wire(), json.dumps({"type": "step", "data": {"by": waits}})
+        session = open_session(Failing, wire)
+        await answer_to('{"type":"reset"}', session, wire)
+        if in_a_task:
+            session.receive(step)
+            await until(lambda: len(wire.frames) == 2)
+        else:
+            await answer_to(step, session, wire)
+        assert wire.frames[1]["data"]["message"] == "after a while"
+        assert [large() for large in held] == [None]
+        session.end()
+
+    gc.disable()
+    try:
+        asyncio.run(scenario())
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("extended", [False, True], ids=["layer 1", "layer 2"])
 def test_a_step_that_cannot_be_stopped_is_answered_when_the_server_ends(hanging: Hanging, extended: bool) -> None:
     async def scenario() -> None:

@@ -34,6 +34,11 @@ else:
 
 
 _starters: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Starter]] = WeakKeyDictionary()
+"""One for each event loop: coroutines of all sessions begin in it."""
+
+
+_NOT_BEGUN: Final = object()
+"""The environment of another session runs the event loop within its step, as notebooks do, and has the starter."""
 
 
 class Doorbell:
@@ -117,12 +122,12 @@ class CoroutineDriver:
 
     __slots__ = ("_bell", "_context", "_handed_over", "_loop", "_pending", "_starter", "_task", "stepper")
 
-    def __init__(self, context: contextvars.Context | None = None, stepper: Starter | None = None) -> None:
+    def __init__(self, context: contextvars.Context, stepper: Starter) -> None:
         self._loop = asyncio.get_running_loop()
         self._starter = _starters.get(self._loop) or _starters.setdefault(self._loop, Starter(await_each))
-        self.stepper = stepper or self._starter
+        self.stepper = stepper
         """What begins the environment's steps."""
-        self._context = context or contextvars.copy_context()
+        self._context = context
         self._task: asyncio.Task[None] | None = None
         self._pending = False  # a job that did not end at once
         self._handed_over = 0
@@ -152,9 +157,12 @@ class CoroutineDriver:
         _enter_task(loop, task)
         try:
             waits_for = self._context.run(starter.advance, job)
-        except BaseException as failure:  # it raised what only the end of a generator does
-            waits_for, starter.error = ENDED, attribute_stray(failure)
-            starter.renew()
+        except BaseException as failure:
+            if starter.is_running:
+                waits_for = _NOT_BEGUN
+            else:  # it raised what only the end of a generator does
+                waits_for, starter.error = ENDED, attribute_stray(failure)
+                starter.renew()
         _leave_task(loop, task)
         bell.lent = False
         if bell.refused_to_cancel:
@@ -167,7 +175,7 @@ class CoroutineDriver:
                 error, starter.error = starter.error, None
                 done(None, error)
             return result
-        self._hand_over(starter.rest(waits_for), done)
+        self._hand_over(starter.whole(job) if waits_for is _NOT_BEGUN else starter.rest(waits_for), done)
         if bell.refused_to_cancel:
             loop.call_soon(self._cancel_if_pending, self._handed_over)
         return None

@@ -27,15 +27,15 @@ class Deadline:
         self.seconds = 0.0
         """What the last request was given."""
 
-    def set(self, seconds: float, now: float) -> None:
-        """A request begins that may take so long."""
+    def set(self, seconds: float, began: float) -> None:
+        """A request that began then, perhaps a while ago, may take so long."""
         self.seconds = seconds
-        self._at = at = now + seconds
+        self._at = at = began + seconds
         if self._timer is None:
-            self._start_timer(at, seconds)
+            self._start_timer(at)
         elif at < self._timer_at:
             self._timer.cancel()
-            self._start_timer(at, seconds)
+            self._start_timer(at)
 
     def clear(self) -> None:
         """The request is over, or nobody waits for it any more."""
@@ -48,17 +48,16 @@ class Deadline:
             self._timer.cancel()
             self._timer = None
 
-    def _start_timer(self, at: float, seconds: float) -> None:
+    def _start_timer(self, at: float) -> None:
         self._timer_at = at
-        self._timer = self.loop.call_later(seconds, self._look)
+        self._timer = self.loop.call_later(at - self._clock(), self._look)
 
     def _look(self) -> None:
         self._timer = None
         if self._at is None:
             return
-        left = self._at - self._clock()
-        if left > 0:
-            self._start_timer(self._at, left)
+        if self._at > self._clock():
+            self._start_timer(self._at)
         else:
             self._at = None
             self._on_overdue()

@@ -126,8 +126,8 @@ class Turn:
                     self.flush()
         finally:
             self.is_handling = False
-        if self.replies:
-            self.flush()
+            if self.replies:
+                self.flush()
 
     def flush(self) -> None:
         """Send the replies."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
@@ -30,6 +31,10 @@ class Starter:
     def renew(self) -> None:
         self._generator = self._begin_anew()
         self.advance: Callable[[Any], Any] = self._generator.send
+
+    @property
+    def is_running(self) -> bool:
+        return inspect.getgeneratorstate(self._generator) == inspect.GEN_RUNNING
 
     def _begin_anew(self) -> Generator[Any, Any, None]:
         generator = self._work(self)
@@ -60,7 +65,10 @@ class Starter:
         result, failure = self.result, self.error
         self.result = self.error = None
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # or its traceback, which holds this, would keep itself and the environment's locals alive
         return result
 
 
