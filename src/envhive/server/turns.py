@@ -193,7 +193,7 @@ class Turns(ABC):
         is_timed = not self.steps % TIMED_STEPS
         if is_noted := is_timed or self._notes_beginnings:
             self.last_active = self._clock()
-        reply = self._runner.begin_step(action, self._step_keywords, self._stepped)
+        reply = self._runner.begin_step(action, self._step_keywords, self._answered)
         if reply is None:
             if self._step_timeout is not None and self._phase is BUSY:
                 self._set_deadline(self._step_timeout)
@@ -212,25 +212,6 @@ class Turns(ABC):
         self.busy_with = ""
         self._phase = IDLE
         return reply if extended is None else extended.keep(reply)
-
-    def _stepped(self, reply: bytes | None, error: EnvHiveError | None) -> None:
-        """A step that was begun by a frame is over: answer it, if nothing happened meanwhile."""
-        if reply is None or self._phase is not BUSY or self._patience is not None or self._inbox:
-            self._answered(reply, error)
-            return
-        if self._deadline is not None:
-            self._deadline.clear()
-        if self._extended is not None:
-            reply = self._extended.keep(reply)
-        if self._outlet is not None:
-            self._outlet.send(reply)
-        now = self._clock()
-        if not self.steps % TIMED_STEPS:
-            self._metrics.steps.seconds.observe(now - self.last_active)
-        self.steps += 1
-        self.last_active = now
-        self.busy_with = ""
-        self._phase = IDLE
 
     def receive_binary(self, frame: bytes) -> None:
         """Take a binary frame, which gets an error for an answer."""
