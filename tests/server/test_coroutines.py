@@ -134,16 +134,29 @@ def test_what_it_raises_is_its_answer_and_in_the_log(waits: bool, caplog: pytest
     on_a_loop(test)
 
 
-def test_what_only_the_end_of_a_generator_raises_is_an_answer_too() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("in_a_task", [False, True])
+def test_what_only_the_end_of_a_generator_raises_is_an_answer_too(waits: bool, in_a_task: bool) -> None:
     async def leave() -> None:
+        if waits:
+            await asyncio.sleep(0)
         raise GeneratorExit
 
     async def quick() -> int:
         return 1
 
     async def test(bench: Bench) -> None:
-        result, failure = await bench.run(leave())
+        if in_a_task:
+            answers: list[Answer] = []
+            bench.driver.run(leave(), lambda result, error: answers.append((result, error)))
+            async with asyncio.timeout(5):
+                while not answers:
+                    await asyncio.sleep(0)
+            result, failure = answers[0]
+        else:
+            result, failure = await bench.run(leave())
         assert (result, type(failure)) == (None, ExecutionError)
+        assert "GeneratorExit" in str(failure)
         assert await bench.run(quick()) == (1, None)
 
     on_a_loop(test)

@@ -45,7 +45,7 @@ class Starter:
     def whole(self, job: Any) -> Generator[Any, Any, Any]:
         """All of a job, for a task to await."""
         generator = self._begin_anew()
-        return (yield from self._go_on(generator, generator.send(job)))
+        return (yield from self._go_on(generator, _resume(generator.send, job)))
 
     def rest(self, waits_for: Any) -> Awaitable[Any]:
         """What is left of the job that `advance` has begun, and that now waits; the next begins in a new generator."""
@@ -58,10 +58,13 @@ class Starter:
         while waits_for is not ENDED:
             try:
                 value = yield waits_for
+            except GeneratorExit:  # the event loop is gone, and all that waits with it
+                job.close()
+                raise
             except BaseException as error:  # cancellation too: all that is thrown in is the job's to hear
-                waits_for = job.throw(error)
+                waits_for = _resume(job.throw, error)
             else:
-                waits_for = job.send(value)
+                waits_for = _resume(job.send, value)
         result, failure = self.result, self.error
         self.result = self.error = None
         if failure is not None:
@@ -70,6 +73,13 @@ class Starter:
             finally:
                 del failure  # or its traceback, which holds this, would keep itself and the environment's locals alive
         return result
+
+
+def _resume(how: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return how(value)
+    except GeneratorExit as error:  # its own, which the task would take for the end of the event loop
+        raise RuntimeError("GeneratorExit") from error
 
 
 Work = Callable[[Starter], Generator[Any, Any, None]]
