@@ -48,8 +48,8 @@ def visits(server: ServerProcess, dice: random.Random) -> None:
 
 
 def slow_readers(server: ServerProcess, dice: random.Random) -> None:
-    for sock, _, _ in clog(server.port, 2):
-        raw.hang_up(sock, hard=dice.random() < 0.5)
+    for peer in clog(server.port, 2):
+        raw.hang_up(peer.sock, hard=dice.random() < 0.5)
 
 
 def killed_environment(server: ServerProcess, dice: random.Random) -> None:
