@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -67,6 +68,7 @@ def processes() -> list[int]:
 def nothing_left(env: CodingEnvironment) -> Iterator[None]:
     """See that a step leaves no process and no descriptor behind, and the environment at work."""
     assert run(env, "print('ready')").stdout == "ready\n"
+    gc.collect()  # garbage of the tests before may hold descriptors
     before = len(processes()), len(os.listdir("/proc/self/fd"))
     yield
     assert (len(processes()), len(os.listdir("/proc/self/fd"))) == before

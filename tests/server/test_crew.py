@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from typing import Any
@@ -55,6 +56,7 @@ def test_what_a_worker_has_sent_is_heard_although_it_can_be_answered_no_more(loo
         for number in range(2):
             dying.send(Question(number, 0, "health"))
             dying.send(PARCEL, os.dup(ours.fileno()))
+        gc.collect()  # garbage of the tests before may hold descriptors
         before = len(os.listdir("/dev/fd"))
         dying.close()
         channel = Channel(ours, answer, lambda channel: lost.append(channel.is_open))
