@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import random
@@ -21,6 +20,7 @@ from envhive.bench.procfs import memory, tree
 from envhive.envs.coding import CodingAction, CodingEnvironment, CodingObservation
 from envhive.envs.coding.sandbox import NO_SANDBOX, SandboxLost, working_bubblewrap
 from envhive.errors import EnvHiveError
+from tests.support.descriptors import open_descriptors
 from tests.support.processes import envhive_serve
 from tests.support.servers import eventually
 from tests.support.wild import is_alive
@@ -68,10 +68,9 @@ def processes() -> list[int]:
 def nothing_left(env: CodingEnvironment) -> Iterator[None]:
     """See that a step leaves no process and no descriptor behind, and the environment at work."""
     assert run(env, "print('ready')").stdout == "ready\n"
-    gc.collect()  # garbage of the tests before may hold descriptors
-    before = len(processes()), len(os.listdir("/proc/self/fd"))
+    before = len(processes()), open_descriptors()
     yield
-    assert (len(processes()), len(os.listdir("/proc/self/fd"))) == before
+    assert (len(processes()), open_descriptors()) == before
     assert run(env, "print('still here')").stdout == "still here\n"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import uvloop
 
 from envhive.server.crew import Answer, Channel, Parcel, Question
+from tests.support.descriptors import open_descriptors
 
 PARCEL = Parcel(0, "key", [], b"", None, 1, None, None)
 
@@ -56,8 +56,7 @@ def test_what_a_worker_has_sent_is_heard_although_it_can_be_answered_no_more(loo
         for number in range(2):
             dying.send(Question(number, 0, "health"))
             dying.send(PARCEL, os.dup(ours.fileno()))
-        gc.collect()  # garbage of the tests before may hold descriptors
-        before = len(os.listdir("/dev/fd"))
+        before = open_descriptors()
         dying.close()
         channel = Channel(ours, answer, lambda channel: lost.append(channel.is_open))
         async with asyncio.timeout(20):
@@ -66,7 +65,7 @@ def test_what_a_worker_has_sent_is_heard_although_it_can_be_answered_no_more(loo
         assert heard == [("Question", False), ("Parcel", True)] * 2
         assert lost == [False]
         channel.send(PARCEL, os.dup(0))  # is dropped, and its descriptor closed
-        assert len(os.listdir("/dev/fd")) == before - 2
+        assert open_descriptors() == before - 2
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(scenario())

@@ -34,6 +34,7 @@ from envhive.server.hive import Hive
 from envhive.server.nursery import Nursery
 from envhive.server.session import Session
 from tests.server.test_session import Wire, until
+from tests.support.descriptors import open_descriptors
 from tests.support.envs import Move, Seen, async_counting, counting
 from tests.support.servers import eventually, reset, serving, step
 from tests.support.wild import AsyncWild, Deed, HangingClose, Outcome, Wild, descendants, is_alive
@@ -605,7 +606,7 @@ def test_fifty_sessions_leave_no_process_and_no_descriptor() -> None:
         session, _ = await opened(hive)
         in_child = (await do(session, "descriptors"))["found"]
         await end(session)
-        before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), nursery_pid)]
+        before = [open_descriptors(pid) for pid in (os.getpid(), nursery_pid)]
         sessions = await asyncio.gather(*(opened(hive) for _ in range(50)))
         assert sorted(descendants(nursery_pid)) == sorted(pid for _, pid in sessions)
         assert (await do(sessions[-1][0], "descriptors"))["found"] == in_child
@@ -614,7 +615,7 @@ def test_fifty_sessions_leave_no_process_and_no_descriptor() -> None:
                 await do(session, "leave")
         await asyncio.gather(*(end(session) for session, _ in sessions))
         assert descendants(nursery_pid) == []
-        assert [len(os.listdir(f"/proc/{pid}/fd")) for pid in (os.getpid(), nursery_pid)] == before
+        assert [open_descriptors(pid) for pid in (os.getpid(), nursery_pid)] == before
 
     run(hive_for(Wild), scenario)
 
