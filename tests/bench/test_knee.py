@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from envhive.bench.knee import Ramp, Surroundings, diagnose, what_broke
 from envhive.bench.plan import KneePlan
+from envhive.bench.room import Room
 from envhive.bench.stats import summarise
 from tests.bench import samples
 
-ROOMY = Surroundings(cores=2, free_memory=10**10, total_memory=2 * 10**10, thread_limit=30_000, server_workers=1)
+ROOMY = Surroundings(cores=2, thread_limit=30_000, server_workers=1)
 
 
 def climb(ramp: Ramp, capacity: float) -> list[float]:
@@ -74,7 +75,12 @@ def test_either_limit_breaks_a_level() -> None:
         ({"errors": {"no port left here": 5}}, {}, "load generator"),
         ({"server_files": 990, "server_file_limit": 1000}, {}, "file descriptors"),
         ({"server_threads": 29_900}, {}, "threads"),
-        ({}, {"free_memory": 10**8}, "memory"),
+        ({"memory_left": Room(10**8, 10**10, "this machine")}, {}, "memory"),
+        ({"memory_left": Room(10**9, 10**10, "this machine")}, {}, "unknown"),
+        ({"server_died": True, "killed_for_memory": True}, {}, "memory"),
+        ({"failed": 3, "errors": {"EXECUTION_ERROR": 3}, "said": {"EXECUTION_ERROR": "MemoryError"}}, {}, "memory"),
+        ({"errors": {"RESOURCES": 3}, "said": {"RESOURCES": "can't start new thread"}}, {}, "threads"),
+        ({"opened": 0, "steps": 0, "errors": {"HTTP 401": 64}}, {}, "nothing"),
         ({"server_died": True, "server_cpu": 0.0, "machine_cpu": 1.95}, {}, "unknown"),
         ({}, {}, "unknown"),
     ],

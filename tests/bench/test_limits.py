@@ -73,13 +73,15 @@ def test_what_cannot_be_opened_is_said_in_one_line(sessions: int, options: dict[
 
 
 @pytest.mark.parametrize(
-    "url", ["http://localhost:8000", "http://127.0.0.1", "ws://127.0.0.9:1/ws", "http://[::1]:8000"]
+    "url", ["http://localhost:8000", "http://127.0.0.1", "ws://127.0.0.9:1/ws", "http://[::1]:8000", "127.0.0.1:8000"]
 )
 def test_loopback_is_recognised(url: str) -> None:
     assert is_loopback(url)
 
 
-@pytest.mark.parametrize("url", ["http://example.org", "http://10.0.0.1:8000", "http://localhost.example.org"])
+@pytest.mark.parametrize(
+    "url", ["http://example.org", "http://10.0.0.1:8000", "10.0.0.1:8000", "http://localhost.example.org"]
+)
 def test_other_machines_are_not_taken_for_this_one(url: str) -> None:
     assert not is_loopback(url)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.cbook import is_math_text
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from envhive.bench.plots import draw_all
@@ -126,7 +127,14 @@ def test_the_heat_map_tells_what_failed_from_what_was_not_measured() -> None:
 def test_a_repetition_in_which_nothing_got_through_has_no_p99(order: tuple[int, ...]) -> None:
     cells = [samples.cell(32, success, repetition=number) for number, success in enumerate((1.0, 0.0, 0.0))]
     (axes,) = drawn(storm(*(cells[place] for place in order)))["p99_heat_map"].axes
-    assert said(axes) == ["0.30 s"]
+    assert said(axes) == ["0.30 s\nonly 0 %"]
+
+
+def test_a_cell_in_which_few_got_through_does_not_look_like_a_fast_one() -> None:
+    (axes,) = drawn(storm(samples.cell(32), samples.cell(64, 0.5)))["p99_heat_map"].axes
+    assert said(axes) == ["0.30 s", "0.30 s\nonly 50 %"]
+    (hatched,) = axes.patches
+    assert hatched.get_hatch()
 
 
 def test_the_heat_is_what_exceeds_the_wait() -> None:
@@ -149,8 +157,31 @@ def test_a_breakdown_without_a_session_says_so_and_the_legend_hides_no_bar() -> 
     figure = drawn(storm(samples.cell(32), samples.cell(32, 0.0, wait_s=5.0)))["latency_breakdown"]
     assert [said(axes) for axes in figure.axes] == [[], ["no session got through"]]
     (legend,) = figure.legends
-    assert {text.get_text() for text in legend.get_texts()} == {"connect", "reset", "step"}
+    assert {text.get_text() for text in legend.get_texts()} == {"connect", "reset", "step", "close"}
     assert not any(legend.get_window_extent().overlaps(axes.get_window_extent()) for axes in figure.axes)
+
+
+def test_the_parts_of_a_breakdown_make_up_the_whole() -> None:
+    means = {"connect": 0.2, "reset": 0.3, "step": 1.1, "whole": 2.0}
+    cell = samples.cell(32, **{phase: summarise([mean - 0.1, mean + 0.1]) for phase, mean in means.items()})
+    (axes,) = drawn(storm(cell))["latency_breakdown"].axes
+    heights = [patch.get_height() for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert heights == pytest.approx([0.2, 0.3, 1.1, 0.4])
+
+
+def test_steady_runs_stand_beside_each_other() -> None:
+    one = steady(samples.window(64, memory_per_session=3e4), samples.window(64, repetition=2, cpu_us_per_step=30.0))
+    other = steady(samples.window(64, cpu_us_per_step=50.0), samples.window(512), label="other")
+    figure = drawn(one, other)["steady_together"]
+    assert [said(axes) for axes in figure.axes] == [["25", "50", "20"], ["500", "500", "500"], ["30"]]
+    assert "steady_together" not in drawn(one)
+
+
+def test_where_an_axis_ends_is_always_said() -> None:
+    (axes,) = drawn(steady(*(window(sessions) for sessions in (32, 64, 128, 1024, 15_000, 16_384))))[
+        "step_latency"
+    ].axes
+    assert ticks(axes)[-1] == "16,384"
 
 
 def test_rates_and_sessions_have_panels_and_verdicts_of_their_own() -> None:

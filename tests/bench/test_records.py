@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envhive.bench.records import RESULTS_FILE, RUN_FILE, Recorder, load_run
+from envhive.bench.records import RESULTS_FILE, RUN_FILE, Recorder, load_run, unused_folder
 from envhive.errors import ConfigurationError
 from tests.bench import samples
 
@@ -78,6 +78,27 @@ def test_a_run_is_not_written_over_another(tmp_path: Path) -> None:
     Recorder(tmp_path, samples.info()).add(samples.cell())
     with pytest.raises(ConfigurationError, match="holds a run already"):
         Recorder(tmp_path, samples.info())
+
+
+def test_two_runs_of_one_moment_have_a_folder_each(tmp_path: Path) -> None:
+    Recorder(tmp_path / "given", samples.info())
+    with pytest.raises(ConfigurationError, match="holds a run already"):
+        Recorder(tmp_path / "given", samples.info())
+    folders = {unused_folder(tmp_path / "results", "storm") for _ in range(5)}
+    assert len(folders) == 5
+    for folder in folders:
+        Recorder(folder, samples.info()).add(samples.cell())
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="Cannot write to"):
+        unused_folder(tmp_path / "file", "storm")
+
+
+def test_success_in_the_open_loop_is_of_the_steps_that_were_due() -> None:
+    """There steps are due at lost sessions, too; in the closed loop a lost session asks for no more."""
+    lost = {"well": 1352, "unanswered": 648, "lost": 32}
+    assert samples.window(64, rate=500.0, **lost).success == pytest.approx(0.676)
+    assert samples.window(64, well=1352, lost=32).success == 0.5
+    assert samples.window(64, rate=500.0, well=0, lost=64).success == 0
 
 
 def test_a_run_without_results_leaves_nothing_behind(tmp_path: Path) -> None:

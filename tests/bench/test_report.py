@@ -44,6 +44,10 @@ def test_several_runs_are_drawn_together(tmp_path: Path) -> None:
     page = write_report(samples.runs(), tmp_path).read_text()
     assert drawn(tmp_path) == PLOTS_OF_A_STORM | {"step_latency.png", "beside_the_peer.png"}
     assert page.count("<img") == 7
+    assert "beside each other" not in page
+    page = write_report([*samples.runs(), samples.runs()[1]], tmp_path).read_text()
+    assert drawn(tmp_path) > {"steady_together.png"}
+    assert "Steady, beside each other" in page
 
 
 def test_the_page_needs_nothing_beside_it_and_is_escaped(tmp_path: Path) -> None:

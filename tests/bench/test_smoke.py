@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -37,6 +38,32 @@ class Mortal(Environment[Action, Observation, State]):
 
     def step(self, action):
         os._exit(3)
+
+    @property
+    def state(self):
+        return State()
+"""
+
+
+GREEDY = """
+from envhive import Action, Environment, Observation, State
+
+
+class Greedy(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    alive = 0
+
+    async def reset(self, seed=None, episode_id=None):
+        Greedy.alive += 1
+        if Greedy.alive > 6:
+            raise MemoryError
+        return Observation()
+
+    async def step(self, action):
+        return Observation()
+
+    def close(self):
+        Greedy.alive -= 1
 
     @property
     def state(self):
@@ -142,6 +169,45 @@ def test_a_server_that_dies_is_a_result(tmp_path: Path) -> None:
     assert all(cell.server_died and sum(cell.errors.values()) == 4 for cell in run.cells())
     assert "server died" in printed
     assert "The server died (it ended with code 3" in printed
+
+
+def test_steps_due_at_a_server_that_died_are_not_forgotten(tmp_path: Path) -> None:
+    (tmp_path / "mortal.py").write_text(MORTAL)
+    arguments = ("--sessions", "4", "--rate", "40", "--seconds", "1", "--warm-up", "0", "--action", "{}")
+    run, printed = bench(tmp_path, "steady", "--serve", "mortal:Mortal", *arguments, code=1)
+    (window,) = run.windows()
+    assert (window.success, window.lost) == (0, 4)
+    assert window.unanswered == 40
+    assert window.latency.largest >= 1
+    assert "The server died (it ended with code 3)" in printed  # how, and not what it said at its start
+
+
+def test_memory_that_runs_out_is_named(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    arguments = ("--start", "2", "--limit", "8", "--think", "0.1", "--seconds", "0.3", "--action", "{}")
+    run, _ = bench(tmp_path, "knee", "--serve", "greedy:Greedy", *arguments, "--refinements", "0")
+    (verdict,) = run.verdicts()
+    assert (verdict.held, verdict.broke, verdict.resource) == (4, 8, "memory")
+
+
+@pytest.mark.skipif(not procfs.available(), reason="there is no /proc here")
+def test_another_process_is_not_taken_for_the_server(tmp_path: Path) -> None:
+    with envhive_serve("benchmark-async") as server, subprocess.Popen(["sleep", "60"]) as idle:
+        arguments = ("--sessions", "2", "--seconds", "0.3", "--warm-up", "0", "--pid", str(idle.pid))
+        run, printed = bench(tmp_path, "steady", "--url", server.url, *arguments)
+        idle.kill()
+    (window,) = run.windows()
+    assert window.cpu_us_per_step is None
+    assert "it is not the server's" in printed
+
+
+def test_an_address_that_does_not_speak_tls_is_told_from_one_where_nobody_is(tmp_path: Path) -> None:
+    with envhive_serve("benchmark-async") as server:
+        url = server.url.replace("http:", "https:")
+        command = [ENVHIVE, "bench", "storm", "--url", url]
+        done = subprocess.run(command, cwd=tmp_path, env=environ(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "does not speak TLS" in done.stderr
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["by its address", "by its process, too"])
@@ -266,7 +332,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_ctrl_c_in_a_window_keeps_what_it_has_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, 3], ids=["once", "again and again"])
+def test_ctrl_c_in_a_window_keeps_what_it_has_measured(times: int, tmp_path: Path) -> None:
     with envhive_serve("benchmark-async") as server:
         command = [ENVHIVE, "bench", "steady", "--url", server.url, "--pid", str(server.process.pid), "--out", "run"]
         options = ["--sessions", "4,8", "--seconds", "50", "--warm-up", "0", "--think", "0.05"]  # 80 steps a second
@@ -280,10 +347,14 @@ def test_ctrl_c_in_a_window_keeps_what_it_has_measured(tmp_path: Path) -> None:
             start_new_session=True,
         )
         eventually(lambda: (scrape(server).value("envhive_steps_total") or 0) > 100, within=60)
-        process.send_signal(signal.SIGINT)
+        for _ in range(times):
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Interrupted" in printed
+    assert "cut short" in printed
     assert "Traceback" not in printed
     (window,) = load_run(tmp_path / "run").windows()
     assert window.cut_short

@@ -6,9 +6,17 @@ import pytest
 
 from envhive.bench.compare import compare_table, spread_of
 from envhive.bench.load import DIED
-from envhive.bench.records import Figure, Run
+from envhive.bench.records import Figure, Run, SteadyWindow
 from envhive.bench.stats import summarise
-from envhive.bench.tables import errors_of, max_batch_table, steady_table, storm_table, tables_of, warnings_of
+from envhive.bench.tables import (
+    errors_of,
+    max_batch_table,
+    steady_table,
+    storm_table,
+    tables_of,
+    together,
+    warnings_of,
+)
 from tests.bench import samples
 
 
@@ -37,8 +45,46 @@ def test_the_max_batch_is_told_for_each_wait_and_per_core() -> None:
 
 def test_what_is_not_known_of_a_server_elsewhere_is_left_open() -> None:
     window = samples.window(cpu_us_per_step=None, server_cpu=None, memory_per_session=None)
-    (row,) = steady_table(Run(samples.info("steady"), [window])).rows
-    assert row[8:11] == ["–", "–", "–"]
+    shown = shown_of(window)
+    assert [shown[name] for name in ("server CPU/step", "server CPU", "memory/session")] == ["–", "–", "–"]
+
+
+def shown_of(window: SteadyWindow) -> dict[str, str]:
+    table = steady_table(Run(samples.info("steady"), [window]))
+    return dict(zip(table.columns, table.rows[0], strict=True))
+
+
+@pytest.mark.parametrize(("steps", "known"), [(99, set()), (100, {"p99"}), (1000, {"p99", "p99.9"})])
+def test_a_percentile_of_too_few_steps_is_none_and_the_slowest_is_told(steps: int, known: set[str]) -> None:
+    shown = shown_of(samples.window(latency=summarise([0.001] * (steps - 1) + [1.5])))
+    assert {name for name in ("p99", "p99.9") if shown[name] != "–"} == known
+    assert shown["slowest"] == "1.50 s"
+
+
+def test_a_window_that_ctrl_c_ended_says_so() -> None:
+    assert shown_of(samples.window(cut_short=True))["errors"] == "cut short after 2.0 s"
+
+
+def test_a_process_without_cpu_time_is_not_taken_for_the_server() -> None:
+    window = samples.window(cpu_us_per_step=None, server_cpu=None, server_processes=1)
+    (said,) = warnings_of([window])
+    assert "--pid" in said
+    assert warnings_of([samples.window(cpu_us_per_step=None, server_cpu=None)]) == []
+
+
+def test_runs_of_one_kind_stand_beside_each_other() -> None:
+    one = Run(samples.info("steady", "one"), [samples.window(512), samples.window(64)])
+    two = Run(samples.info("steady", "two"), [samples.window(64)])
+    knee = Run(samples.info("knee", "one"), [samples.window(), *samples.runs()[2].verdicts()])
+    (table,) = together([one, two, knee, Run(samples.info("storm"), [samples.cell()])])
+    assert [row[:3] for row in table.rows] == [
+        ["64", "closed", "one"],
+        ["64", "closed", "two"],
+        ["512", "closed", "one"],
+    ]
+    (table,) = together([knee, knee])
+    assert [row[:2] for row in table.rows] == [["one", "sessions"]] * 2
+    assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
 def test_success_counts_sessions_that_never_opened_and_steps_that_failed() -> None:

@@ -64,8 +64,9 @@ def run_compare(
                         window = _measure_load(plan, name, subject, sessions, turn, fleet, recorder, on_progress)
                         # The floor outruns one load process; its CPU per step, which it is there for, still holds.
                         windows += [window] if name != FLOOR else []
-            for text in (*warnings_of(windows), spread_of(recorder.run())):
+            for text in warnings_of(windows):
                 recorder.note(text)
+            recorder.fact(spread_of(recorder.run()))
 
 
 def _recipes(peer: Peer, python: Path, app: Path) -> list[Recipe]:

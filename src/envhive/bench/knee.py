@@ -15,6 +15,7 @@ from envhive.bench.plan import KneePlan, SteadyPlan
 from envhive.bench.records import Recorder, SteadyWindow, Verdict
 from envhive.bench.steady import measure_window
 from envhive.bench.subject import GONE, Subject
+from envhive.bench.tables import ENOUGH_FOR_P99, share
 from envhive.errors import ConfigurationError
 
 _SATURATED: Final = 0.85
@@ -29,20 +30,16 @@ class Surroundings(msgspec.Struct, frozen=True):
     """What the machine has, as far as it is known."""
 
     cores: int
-    free_memory: int | None = None
-    total_memory: int | None = None
     thread_limit: int | None = None
     load_file_limit: int | None = None
     server_workers: int = 1
     """Processes of the server that serve sessions."""
 
     @staticmethod
-    def here(workers: int) -> Surroundings:
+    def here(workers: int, server: int | None) -> Surroundings:
         return Surroundings(
             cores=len(cores()),
-            free_memory=procfs.free_memory(),
-            total_memory=procfs.total_memory(),
-            thread_limit=procfs.thread_limit(),
+            thread_limit=procfs.thread_limit(server),
             load_file_limit=raise_file_limit(),
             server_workers=workers,
         )
@@ -53,9 +50,10 @@ def what_broke(plan: KneePlan, window: SteadyWindow) -> str | None:
     if window.server_died:
         return "the server died"
     if window.success < plan.success_goal:
-        return f"success {window.success:.1%} < {plan.success_goal:.0%}"
+        return f"success {share(window.success)} < {plan.success_goal:.0%}"
     if window.latency.p99 > plan.p99_limit_s:
-        return f"p99 {window.latency.p99:.3f} s > {plan.p99_limit_s:g} s"
+        of = "" if window.latency.count >= ENOUGH_FOR_P99 else f" (the slowest of {window.latency.count} steps)"
+        return f"p99 {window.latency.p99:.3f} s > {plan.p99_limit_s:g} s{of}"
     return None
 
 
@@ -64,6 +62,8 @@ def diagnose(window: SteadyWindow, around: Surroundings, obituary: str = "") -> 
     errors = " ".join(window.errors)
     if "no file descriptor left here" in errors or "no port left here" in errors or DIED in errors:
         return "load generator", f"it could not open more: {errors}"
+    if (found := _in_the_servers_words(window)) is not None:
+        return found
     refusals = [kind for kind in window.errors if kind in window.said and kind != "CAPACITY_REACHED"]
     if window.failed and refusals:
         return "nothing", f"steps were answered with {', '.join(refusals)}"
@@ -77,15 +77,24 @@ def diagnose(window: SteadyWindow, around: Surroundings, obituary: str = "") -> 
         return "file descriptors", f"a server process has {window.server_files} of {window.server_file_limit} open"
     if window.server_threads and around.thread_limit and window.server_threads >= _NEARLY_ALL * around.thread_limit:
         return "threads", f"the server has {window.server_threads} of {around.thread_limit} threads"
-    if (
-        around.free_memory is not None
-        and around.total_memory
-        and (around.free_memory < (1 - _NEARLY_ALL) * around.total_memory)
-    ):
-        return "memory", f"{around.free_memory / 1e6:.0f} MB of {around.total_memory / 1e6:.0f} MB were left"
+    if window.killed_for_memory:
+        return "memory", "the kernel killed a process for want of it" + (f" ({obituary})" if obituary else "")
+    if (room := window.memory_left) is not None and room.share < 1 - _NEARLY_ALL:
+        return "memory", f"{room.left / 1e6:,.0f} MB of the {room.total / 1e6:,.0f} MB of {room.limit} were left"
+    if window.opened == 0 and window.errors:
+        return "nothing", f"no session could be opened: {', '.join(window.errors)}"
     if window.server_died:
         return "unknown", f"the server died ({obituary}), and no limit that can be seen from here was near"
     return _diagnose_cpu(window, around)
+
+
+def _in_the_servers_words(window: SteadyWindow) -> tuple[str, str] | None:
+    """What Python says where it gets no more of something."""
+    for sign, resource in (("MemoryError", "memory"), ("can't start new thread", "threads")):
+        for text in window.said.values():
+            if sign in text:
+                return resource, f"in the server's words: {text}"
+    return None
 
 
 def _diagnose_cpu(window: SteadyWindow, around: Surroundings) -> tuple[str, str]:
@@ -103,8 +112,8 @@ def _diagnose_cpu(window: SteadyWindow, around: Surroundings) -> tuple[str, str]
         return "CPU", f"load and server together used {whole:.2f} of {around.cores} core(s): they share the machine"
     if window.machine_cpu is not None and window.machine_cpu >= _SATURATED * around.cores:
         return "CPU", (
-            f"this machine's {around.cores} core(s) were {window.machine_cpu / around.cores:.0%} busy, "
-            f"though {server} and {load}: other programs used the rest"
+            f"this machine's {around.cores} core(s) were {window.machine_cpu / around.cores:.0%} busy: {server}, "
+            f"{load}, and other programs used {window.other_cpu or 0:.2f} core(s)"
         )
     return "unknown", f"{server}; {load}; no limit that can be seen from here was near"
 
@@ -173,14 +182,14 @@ def run_knee(
         except ConfigurationError as error:
             if not recorder.results:
                 raise
-            ramp.tell(level, held=False)
             resource = "file descriptors" if isinstance(error, ServerFilesError) else "load generator"
-            verdict = _verdict(plan, ramp, "the load could not be made", (resource, str(error)))
+            verdict = _verdict(plan, ramp, f"a load of {level:g} could not be made", (resource, str(error)))
             break
         reason = what_broke(plan, window)
         ramp.tell(level, held=reason is None)
         if reason is not None:
-            found = diagnose(window, Surroundings.here(workers), subject.obituary() if window.server_died else "")
+            around = Surroundings.here(workers, subject.pid)
+            found = diagnose(window, around, subject.obituary() if window.server_died else "")
             verdict = _verdict(plan, ramp, reason, found)
         if window.server_died and subject.is_lost:
             recorder.note(GONE)
@@ -224,4 +233,5 @@ def _verdict(plan: KneePlan, ramp: Ramp, why: str, found: tuple[str, str]) -> Ve
         why=why,
         resource=resource,
         evidence=evidence,
+        p99_limit_s=plan.p99_limit_s,
     )

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from envhive.bench import screen
 from envhive.bench.limits import cores, is_loopback
-from envhive.bench.records import Kind, Recorder, RunInfo, SteadyWindow, StormCell, describe_machine, now
+from envhive.bench.records import (
+    Kind,
+    Recorder,
+    RunInfo,
+    SteadyWindow,
+    StormCell,
+    describe_machine,
+    now,
+    unused_folder,
+)
 from envhive.bench.servers import signals_as_ctrl_c
 from envhive.bench.tables import tables_of, warnings_of
 from envhive.errors import ConfigurationError
@@ -45,7 +54,7 @@ def new_run(
         machine=describe_machine(),
         server_cores=server_cores or (len(cores()) if local else None),
     )
-    return Recorder(out or Path("bench-results") / f"{now().replace(':', '')}-{kind}", info)
+    return Recorder(out or unused_folder(Path("bench-results"), kind), info)
 
 
 def conduct(recorder: Recorder, measure: Callable[[Lab], None]) -> int:
@@ -89,8 +98,7 @@ def present(recorder: Recorder, console: Console) -> None:
         recorder.note(text)
     for table in tables_of(run):
         screen.show(console, table)
-    for text in recorder.info.notes:
-        screen.remark(console, text, warning=True)
+    screen.remarks(console, recorder.info)
 
     from envhive.bench.report import write_report
 

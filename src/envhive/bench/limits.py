@@ -68,7 +68,7 @@ def cores() -> list[int]:
 
 def is_loopback(url: str) -> bool:
     """Whether a server's address can only mean this machine."""
-    host = urlsplit(url).hostname or ""
+    host = urlsplit(url if "://" in url else f"//{url}").hostname or ""
     if host == "localhost":
         return True
     try:

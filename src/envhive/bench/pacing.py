@@ -212,8 +212,10 @@ class Household:
         lost = sum(resident.lost for resident in self.residents)
         await self._drain(window, residents, job.drain_s)
         now, unanswered = clock(), 0
-        there = [resident for resident in residents if not resident.lost]  # the others count as lost already
-        for due_at in (due_at for resident in there for due_at in resident.unanswered()):
+        # In the closed loop a session that was lost asks for no more steps, so it counts as a whole. At a fixed rate
+        # steps are due at it all the same, and nobody answers them.
+        asked = residents if window.open_loop else [resident for resident in residents if not resident.lost]
+        for due_at in (due_at for resident in asked for due_at in resident.unanswered()):
             if window.concerns(due_at, now):
                 unanswered += 1
                 window.latencies.append(now - due_at)  # it took at least so long

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from envhive.bench.compare import FLOOR, OURS_ASYNC, OURS_SYNC, medians, metric_order
-from envhive.bench.records import Run, Verdict
+from envhive.bench.records import Run, SteadyWindow, Verdict
 from envhive.bench.stats import Summary, median
 from envhive.bench.storm_plots import (
     COLOURS,
@@ -29,6 +29,7 @@ from envhive.bench.storm_plots import (
     plain_ticks,
     words,
 )
+from envhive.bench.tables import loop_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,6 +158,8 @@ def _draw_lines(axes: Axes, lines: list[_Line]) -> None:
             times = [1e3 * median(getattr(latency, name) for latency in line.levels[level]) for level in own]
             axes.plot(own, times, marker=marker, linestyle=style, markersize=4, color=colour)
         for verdict in line.verdicts:
+            if verdict.p99_limit_s is not None:
+                axes.axhline(1e3 * verdict.p99_limit_s, color="#999999", linewidth=0.8, linestyle=":")
             if verdict.broke is not None:
                 axes.axvline(verdict.broke, color=colour, linewidth=0.8)
                 axes.annotate(
@@ -182,6 +185,46 @@ def _label_decades(axes: Axes) -> None:
         axes.tick_params(axis="y", which="minor", labelsize=7)
     else:
         axes.yaxis.set_minor_formatter("")
+
+
+# Beside each other.
+
+
+def _windows_together(runs: list[Run], figure: Figure) -> bool:
+    """A panel for each figure of a steady window, a group of bars for each load, a colour for each run."""
+    from matplotlib.patches import Patch
+
+    found = [run for run in runs if run.info.kind == "steady" and run.windows()]
+    if len(found) < 2:
+        return False
+    loads = sorted({(window.sessions, loop_of(window)) for run in found for window in run.windows()})
+    names = ("server CPU per step (µs)", "steps/s (more is better)", "memory per session (kB)")
+    figure.set_size_inches(max(9.0, 3 + 0.5 * len(loads) * len(found)), 3.0 * len(names))
+    width = 0.8 / len(found)
+    for axes, name in zip(figure.subplots(len(names)), names, strict=True):
+        bare(axes).set_title(name, fontsize=9)
+        for place, run in enumerate(found):
+            values: dict[int, list[float]] = defaultdict(list)
+            for window in run.windows():
+                if (value := _value_of(window, name)) is not None:
+                    values[loads.index((window.sessions, loop_of(window)))].append(value)
+            at = [group + (place - (len(found) - 1) / 2) * width for group in values]
+            heights = [median(repetitions) for repetitions in values.values()]
+            bars = axes.bar(at, heights, width * 0.92, color=colour_of(place))
+            axes.bar_label(bars, fmt=lambda value: f"{value:,.3g}" if value < 100 else f"{value:,.0f}", fontsize=7)
+        axes.set_xticks(range(len(loads)), [f"{sessions:,}, {loop}" for sessions, loop in loads], fontsize=8)
+        axes.margins(y=0.15)
+    handles = [Patch(color=colour_of(place), label=words(run.info.label, 34)) for place, run in enumerate(found)]
+    figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside right upper")
+    return True
+
+
+def _value_of(window: SteadyWindow, name: str) -> float | None:
+    if name.startswith("steps/s"):
+        return window.steps_per_s
+    if name.startswith("memory"):
+        return None if window.memory_per_session is None else window.memory_per_session / 1e3
+    return window.cpu_us_per_step
 
 
 # Beside the peer.
@@ -252,13 +295,14 @@ _SKETCHES: Final = (
         "p99_heat_map",
         "p99 over batch and wait",
         "The slowest hundredth of the sessions, from the storm's beginning to their close. The colour is what exceeds "
-        "the wait, which is the server's doing. Failed: no session got through; –: not measured.",
+        "the wait. Hatched: fewer than 95 % got through, and it is theirs; failed: none did; –: not measured.",
         draw_heat_map,
     ),
     _Sketch(
         "latency_breakdown",
         "Where the time goes",
-        "The median of connecting, resetting and stepping. A step sleeps for the wait.",
+        "The mean time of connecting, resetting, stepping and closing, which make up the whole. A step sleeps for the "
+        "wait.",
         draw_breakdown,
     ),
     _Sketch(
@@ -266,6 +310,12 @@ _SKETCHES: Final = (
         "Latency of a step",
         "Sessions that stay; percentiles of all steps of a window, the median of its repetitions.",
         _latency,
+    ),
+    _Sketch(
+        "steady_together",
+        "Steady load, beside each other",
+        "Medians of the windows of each run. No bar: not known, such as the CPU of a server elsewhere.",
+        _windows_together,
     ),
     _Sketch(
         "beside_the_peer",

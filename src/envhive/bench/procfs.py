@@ -89,7 +89,7 @@ def usage(pid: int) -> Usage:
         memory=memory(pids),
         threads=sum(int(fields[17]) for each in pids if (fields := _stat_fields(each))),
         files=most,
-        file_limit=_file_limit(busiest) if busiest else 0,
+        file_limit=limit_of(busiest, "Max open files") if busiest else 0,
     )
 
 
@@ -102,6 +102,11 @@ def total_memory() -> int | None:
     return _number_after(_PROC / "meminfo", "MemTotal:")
 
 
+def address_space(pid: int) -> int:
+    """Bytes that a process has asked for, whether or not it uses them."""
+    return _number_after(_PROC / str(pid) / "status", "VmSize:") or 0
+
+
 def machine_cpu_seconds() -> float | None:
     """CPU time that everything on this machine has used so far."""
     try:
@@ -112,9 +117,11 @@ def machine_cpu_seconds() -> float | None:
     return (user + nice + system + irq + soft_irq) / _TICKS_PER_SECOND
 
 
-def thread_limit() -> int | None:
-    """The most threads there may be here, of whichever limit is the lowest."""
+def thread_limit(pid: int | None = None) -> int | None:
+    """The most threads there may be here, or that a process may have, of whichever limit is the lowest."""
     found = []
+    if pid is not None and os.geteuid():  # root may have more than its limit
+        found += [limit] if (limit := limit_of(pid, "Max processes")) else []
     for path in (Path("/sys/fs/cgroup/pids.max"), _PROC / "sys/kernel/threads-max", _PROC / "sys/kernel/pid_max"):
         with contextlib.suppress(OSError, ValueError):
             found.append(int(path.read_text()))
@@ -153,9 +160,10 @@ def _open_files(pid: int) -> int:
         return 0
 
 
-def _file_limit(pid: int) -> int:
+def limit_of(pid: int, name: str) -> int:
+    """One of a process's own limits; 0 if there is none, or it is not known."""
     with contextlib.suppress(OSError, ValueError):
         for line in (_PROC / str(pid) / "limits").read_text().splitlines():
-            if line.startswith("Max open files"):
-                return int(line.split()[3])
+            if line.startswith(name):
+                return int(line.removeprefix(name).split()[0])
     return 0

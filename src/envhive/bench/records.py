@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 import time
@@ -15,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from envhive import __version__
+from envhive.bench.room import Room
 from envhive.bench.stats import Summary
 from envhive.errors import ConfigurationError
 
@@ -45,6 +47,9 @@ class RunInfo(msgspec.Struct, frozen=True):
     server_cores: int | None
     """Cores of the server's machine, if they are known."""
     notes: list[str] = []
+    """What to beware of."""
+    facts: list[str] = []
+    """What else is worth knowing."""
 
 
 class StormCell(msgspec.Struct, tag="storm", frozen=True):
@@ -107,6 +112,10 @@ class SteadyWindow(msgspec.Struct, tag="steady", frozen=True):
     server_threads: int | None = None
     server_files: int | None = None
     server_file_limit: int | None = None
+    memory_left: Room | None = None
+    """While the sessions were open."""
+    killed_for_memory: bool = False
+    """Whether this machine's kernel killed a process meanwhile to have its memory."""
     server_died: bool = False
     cut_short: bool = False
     """Whether Ctrl-C ended it, after `seconds`."""
@@ -132,10 +141,14 @@ class SteadyWindow(msgspec.Struct, tag="steady", frozen=True):
 
     @property
     def success(self) -> float:
-        """The share of sessions that opened and lasted, times the share of their steps that were answered well."""
+        """The share of sessions that opened, times the share of the steps due at them that were answered well.
+
+        In the closed loop no step is due at a session that was lost, so those that lasted count there.
+        """
         well = self.steps if self.well is None else self.well
         due = well + self.failed + self.unanswered
-        return max(self.opened - self.lost, 0) / self.sessions * (well / due if due else 1.0)
+        there = self.opened - self.lost if self.rate is None or not due else self.opened
+        return max(there, 0) / self.sessions * (well / due if due else 1.0)
 
 
 class Figure(msgspec.Struct, tag="figure", frozen=True):
@@ -158,6 +171,7 @@ class Verdict(msgspec.Struct, tag="verdict", frozen=True):
     why: str
     resource: str
     evidence: str
+    p99_limit_s: float | None = None
 
 
 Result = StormCell | SteadyWindow | Figure | Verdict
@@ -195,8 +209,11 @@ class Recorder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / RESULTS_FILE).exists():
-                raise ConfigurationError(f"{folder} holds a run already: give another --out.")
+                raise _taken(folder)
+            (folder / RUN_FILE).touch(exist_ok=False)  # whoever makes it has the folder, also if two begin at once
             self._write_info()
+        except FileExistsError:
+            raise _taken(folder) from None
         except OSError as error:
             raise self._cannot_write(error) from None
 
@@ -216,6 +233,12 @@ class Recorder:
             with contextlib.suppress(OSError):  # where nothing can be written, the results say so
                 self._write_info()
 
+    def fact(self, text: str) -> None:
+        """Something worth knowing that takes nothing from the results."""
+        self.info = msgspec.structs.replace(self.info, facts=[*self.info.facts, text])
+        with contextlib.suppress(OSError):
+            self._write_info()
+
     def discard_if_empty(self) -> None:
         """A run without a result leaves nothing behind."""
         if not self.results:
@@ -231,6 +254,25 @@ class Recorder:
 
     def _write_info(self) -> None:
         (self.folder / RUN_FILE).write_bytes(msgspec.json.format(_encode(self.info), indent=2) + b"\n")
+
+
+def _taken(folder: Path) -> ConfigurationError:
+    return ConfigurationError(f"{folder} holds a run already: give another --out.")
+
+
+def unused_folder(parent: Path, kind: Kind) -> Path:
+    """A folder named by the time, and made here, so that another run of the same second gets another."""
+    name = f"{now().replace(':', '')}-{kind}"
+    for number in itertools.count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigurationError(f"Cannot write to {folder}: {error.strerror}.") from None
+        return folder
+    raise AssertionError("there is always another number")
 
 
 def load_run(folder: Path, label: str | None = None) -> Run:

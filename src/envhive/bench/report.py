@@ -10,22 +10,29 @@ from typing import Final
 
 from envhive.bench.plots import Plot, draw_all
 from envhive.bench.records import Run
-from envhive.bench.tables import Table, infrastructure_table, tables_of
+from envhive.bench.tables import Table, tables_of, together
 from envhive.errors import ConfigurationError
 
 REPORT_FILE: Final = "report.html"
+_LONG: Final = 24
+"""A text longer than this may be broken into lines; figures may not."""
 
 _STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; margin: 2rem; }
+:root { color-scheme: light dark; --text: #222; --page: #fff; --faint: #555; --line: #e3e3e3; --soft: #f3f3f3;
+  --note: #fff6dd; }
+@media (prefers-color-scheme: dark) { :root { --text: #ddd; --page: #16181b; --faint: #aaa; --line: #33373c;
+  --soft: #24272b; --note: #3a3115; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); margin: 2rem; }
+@media (max-width: 700px) { body { margin: 1rem .7rem; } }
 h1, h2, h3, p, figure, .note { max-width: 1100px; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #e3e3e3; white-space: nowrap; }
-td:last-child { white-space: normal; }
-th:first-child, td:first-child { text-align: left; } th { border-bottom-color: #888; }
-.wide { overflow-x: auto; } .note { background: #fff6dd; padding: .5rem .8rem; border-left: 3px solid #e69f00; }
-figure { margin: 1.5rem 0; } figcaption { color: #555; } img { max-width: 100%; height: auto; }
-code { background: #f3f3f3; padding: .1rem .3rem; } .facts { color: #555; }
+th, td { padding: .3rem .55rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { border-bottom-color: #888; vertical-align: bottom; white-space: normal; }
+th:first-child, td:first-child, td.text { text-align: left; } td.text { white-space: normal; min-width: 14rem; }
+.wide { overflow-x: auto; } .note { background: var(--note); padding: .5rem .8rem; border-left: 3px solid #e69f00; }
+figure { margin: .8rem 0; overflow-x: auto; } img { width: 1040px; min-width: 720px; max-width: 100%; height: auto; }
+code { background: var(--soft); padding: .1rem .3rem; overflow-wrap: anywhere; } .facts { color: var(--faint); }
 """
 
 
@@ -45,8 +52,7 @@ def render(runs: Sequence[Run], plots: Sequence[Plot]) -> str:
     """The page, pictures and all, as one text."""
     title = " · ".join(dict.fromkeys(f"{run.info.kind}: {run.info.label}" for run in runs))
     parts = [f"<h1>{escape(title)}</h1>"]
-    if (together := infrastructure_table(runs)) is not None:
-        parts.append(_table(together))
+    parts += [_table(table) for table in together(runs)]
     for run in runs:
         parts += _facts(run)
         parts += [_table(table) for table in (tables_of(run) if run.results else [])]
@@ -66,19 +72,25 @@ def _facts(run: Run) -> list[str]:
     return [
         f"<h2>{escape(info.label)}</h2>",
         f'<p class="facts">{escape(info.began)}, <code>{escape(info.command)}</code><br>{escape(where)}</p>',
+        *(f'<p class="facts">{escape(fact)}</p>' for fact in info.facts),
         *(f'<p class="note">{escape(note)}</p>' for note in info.notes),
     ]
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
+    head = "".join(f"<th>{escape(column).replace('/', '/<wbr>')}</th>" for column in table.columns)
+    rows = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>\n" for row in table.rows)
     return f'<h3>{escape(table.title)}</h3>\n<div class="wide"><table><tr>{head}</tr>\n{rows}</table></div>'
+
+
+def _cell(text: str) -> str:
+    kind = ' class="text"' if len(text) > _LONG else ""
+    return f"<td{kind}>{escape(text)}</td>"
 
 
 def _picture(plot: Plot) -> str:
     data = base64.b64encode(plot.path.read_bytes()).decode()
     return (
-        f'<h2>{escape(plot.title)}</h2>\n<figure><img alt="{escape(plot.title)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(plot.text)}</figcaption></figure>"
+        f'<h2>{escape(plot.title)}</h2>\n<figure><img alt="{escape(plot.title)}. {escape(plot.text)}" '
+        f'src="data:image/png;base64,{data}"></figure>'
     )

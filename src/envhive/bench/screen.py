@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from envhive.bench.records import RunInfo
 from envhive.bench.tables import Table
 from envhive.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table as RichTable
 
 Step = Callable[[str, int], None]
 """Begin the next part: what it is, and how much there is to do in it."""
@@ -71,31 +73,60 @@ def progress(screen: Console, total: int, unit: str) -> Iterator[tuple[Step, Upd
 
 
 def show(screen: Console, table: Table) -> None:
-    """A table that keeps its numbers whole: where the terminal is too narrow for it, a line or two for each row."""
+    """A table that keeps its numbers whole: where the terminal is too narrow for it, several below each other.
+
+    Each of them begins with what tells the rows apart, and columns without a value are left out. Only a text that is
+    longer than a line is broken.
+    """
+    from rich.text import Text
+
+    every = list(range(len(table.columns)))
+    width = _width_of(screen, table, every)
+    screen.print(Text(table.title, style="bold"), soft_wrap=True)
+    if not screen.is_terminal or width <= screen.width:
+        wide = type(screen)(file=screen.file, width=max(width, screen.width), highlight=False)
+        wide.print(_drawn(table, every))
+        return
+    keys = every[: table.keys]
+    shown: list[int] = []
+    for place in every[table.keys :]:
+        if all(row[place] == "–" for row in table.rows):
+            continue
+        if shown and _width_of(screen, table, [*keys, *shown, place]) > screen.width:
+            screen.print(_drawn(table, keys + shown))
+            shown = []
+        shown.append(place)
+    screen.print(_drawn(table, keys + shown))
+
+
+def _width_of(screen: Console, table: Table, places: list[int]) -> int:
+    from rich.measure import Measurement
+
+    unlimited = screen.options.update(width=10_000)
+    return Measurement.get(screen, unlimited, _drawn(table, places)).maximum
+
+
+def _drawn(table: Table, places: list[int]) -> RichTable:
+    """Some of the columns, as rich draws them."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    width = sum(
-        max(len(text) for text in (column, *(row[place] for row in table.rows))) + 4
-        for place, column in enumerate(table.columns)
-    )
-    if screen.is_terminal and width > screen.width:
-        screen.print(Text(table.title, style="bold"))
-        for row in table.rows:
-            cells = (f"{column} {text}" for column, text in zip(table.columns, row, strict=True) if text != "–")
-            screen.print("  " + " · ".join(cells), markup=False)
-        return
-    wide = type(screen)(file=screen.file, width=max(width, screen.width), highlight=False)
     drawn = RichTable(box=box.SIMPLE_HEAD)
-    for place, column in enumerate(table.columns):
+    for place in places:
         texts = [row[place] for row in table.rows]
         right = all(text[:1].isdigit() or text == "–" for text in texts)
-        drawn.add_column(column, justify="right" if right else "left", no_wrap=True)
+        drawn.add_column(table.columns[place], justify="right" if right else "left", no_wrap=right, overflow="fold")
     for row in table.rows:
-        drawn.add_row(*map(Text, row))  # as they are: a label may have brackets
-    screen.print(Text(table.title, style="bold"), soft_wrap=True)
-    wide.print(drawn)
+        drawn.add_row(*(Text(row[place]) for place in places))  # as they are: a label may have brackets
+    return drawn
+
+
+def remarks(screen: Console, info: RunInfo) -> None:
+    for text in info.facts:
+        remark(screen, text)
+    for text in info.notes:
+        remark(screen, text, warning=True)
 
 
 def remark(screen: Console, text: str, warning: bool = False) -> None:

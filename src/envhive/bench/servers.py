@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import http.client
+import math
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ _START_LIMIT_S: Final = 60.0
 _STOP_LIMIT_S: Final = 15.0
 _LOG_TAIL: Final = 600
 _BAD_USAGE: Final = 2
+_SAME_KEYSTROKE_S: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -69,6 +71,7 @@ class RunningServer:
         self._cores = list(cores)
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._errors: IO[bytes] | None = None
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -100,13 +103,14 @@ class RunningServer:
         """How a server that died has ended, and the last it said."""
         code = self.exit_code or 0
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
-        last = self.last_words().splitlines()
+        last = _tail(self._errors).splitlines()
         return f"{how}; it last said: {last[-1]}" if last and code > 0 else how
 
     def start(self) -> None:
         """Start it, and wait until it is ready; raises `ConfigurationError` with the last it said if it is not."""
         self.port = _free_port()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by stop
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # and so is this
         cores = set(self._cores)
         began = time.perf_counter()
         self._process = subprocess.Popen(
@@ -114,7 +118,7 @@ class RunningServer:
             env={**clean_environment(), **self.recipe.environment},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
-            stderr=self._log,
+            stderr=self._errors,
             start_new_session=True,  # Ctrl-C reaches only the lab, which stops the servers in its own order
             preexec_fn=lambda: _settle_in(cores),
         )
@@ -127,9 +131,10 @@ class RunningServer:
             if process is not None:
                 _stop(process)
         finally:
-            if self._log is not None:
-                self._log.close()
-                self._log = None
+            for log in (self._log, self._errors):
+                if log is not None:
+                    log.close()
+            self._log = self._errors = None
 
     def _wait_until_ready(self) -> None:
         assert self._process is not None
@@ -145,13 +150,18 @@ class RunningServer:
         raise ConfigurationError(f"{self.recipe.name} was not ready within {_START_LIMIT_S:g} s: {self.last_words()}")
 
     def last_words(self) -> str:
-        """The end of what it has said so far."""
-        assert self._log is not None
-        self._log.seek(0)
-        said = self._log.read().decode(errors="replace").strip()[-_LOG_TAIL:]
+        """The end of what it has said so far: its errors, or else its output, which begins with a greeting."""
+        said = _tail(self._errors) or _tail(self._log)
         if self.exit_code == _BAD_USAGE:
             return said.splitlines()[-1] if said else ""  # the line that says what is wrong, without the usage above it
         return said
+
+
+def _tail(log: IO[bytes] | None) -> str:
+    if log is None:
+        return ""
+    log.seek(0)
+    return log.read().decode(errors="replace").strip()[-_LOG_TAIL:]
 
 
 def _settle_in(cores: set[int]) -> None:
@@ -166,16 +176,21 @@ def _settle_in(cores: set[int]) -> None:
 def signals_as_ctrl_c() -> Iterator[None]:
     """What is told to end, by whichever signal, or whose terminal is closed, stops the servers that it has started.
 
-    What was started to ignore such a signal (`nohup`) ignores it.
+    What was started to ignore such a signal (`nohup`) ignores it. Ctrl-C that is hit twice is one: the first is still
+    being heeded.
     """
+    last_at = -math.inf
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal last_at
+        if (now := time.monotonic()) > last_at + _SAME_KEYSTROKE_S:
+            last_at = now
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     heeded = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in heeded:
         signal.signal(number, interrupt)

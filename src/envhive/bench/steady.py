@@ -12,6 +12,7 @@ from envhive.bench.load import DriveOutcome, LoadFleet, OpenOutcome
 from envhive.bench.plan import SteadyPlan
 from envhive.bench.procfs import Usage, machine_cpu_seconds
 from envhive.bench.records import Recorder, SteadyWindow
+from envhive.bench.room import kills_for_memory
 from envhive.bench.stats import summarise
 from envhive.bench.subject import GONE, Subject
 
@@ -94,6 +95,8 @@ def run_steady(
             if window.server_died and subject.is_lost:
                 recorder.note(GONE)
                 return
+    if (said := subject.epitaph()) is not None:
+        recorder.note(said)
 
 
 def warmed_up(subject: Subject, fleet: LoadFleet) -> Usage | None:
@@ -122,23 +125,24 @@ def measure_window(
     budget = subject.budget(sessions, processes)
     opened = fleet.open(subject.url, budget, plan.at_once, plan.timeout_s, lambda done, failed: None)
     idle = subject.usage()
-    readings, busy = Readings(), [idle]
+    readings, busy, room, killed = Readings(), [idle], [subject.memory_left()], kills_for_memory()
 
     def at_begin() -> None:
         readings.begin = Reading.of(subject)
 
     def at_end() -> None:
         readings.end = Reading.of(subject)
-        busy[0] = subject.usage()
+        busy[0], room[0] = subject.usage(), subject.memory_left() or room[0]
 
     driven = fleet.drive(
         plan.action, plan.warm_up_s, plan.seconds, on_progress, at_begin, at_end, plan.think_s, plan.rate
     )
     died = subject.died(suspected=bool(opened.errors or driven.errors))
     fleet.close()
-    return _as_window(
+    window = _as_window(
         plan, sessions, repetition, len(budget.shares), opened, driven, readings, empty, idle, busy[0], died
     )
+    return msgspec.structs.replace(window, memory_left=room[0], killed_for_memory=kills_for_memory() > killed)
 
 
 def _as_window(
@@ -157,10 +161,10 @@ def _as_window(
     errors = dict(opened.errors)
     for kind, count in driven.errors.items():
         errors[kind] = errors.get(kind, 0) + count
-    cores = readings.server
+    cores = readings.server or None  # of a process that used nothing nothing is known: it is not the server's
     grown = None
     if idle is not None and empty is not None and idle.processes and opened.opened >= _ENOUGH_TO_WEIGH:
-        grown = idle.memory - empty.memory
+        grown = max(idle.memory - empty.memory, 0) or None  # less than before is no weight of theirs
     return SteadyWindow(
         sessions=sessions,
         opened=opened.opened,

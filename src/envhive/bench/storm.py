@@ -40,6 +40,8 @@ def run_storms(
         if result.server_died and subject.is_lost:
             recorder.note(GONE)
             return
+    if (said := subject.epitaph()) is not None:
+        recorder.note(said)
 
 
 def _storm(

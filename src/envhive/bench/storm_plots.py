@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 # Told apart by people who see colours differently, too.
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a7a7a")
-_PHASES: Final = (("connect", "#56b4e9"), ("reset", "#e69f00"), ("step", "#0072b2"))
+_PHASES: Final = (("connect", "#56b4e9"), ("reset", "#e69f00"), ("step", "#0072b2"), ("close", "#7a7a7a"))
+_Cells = dict[tuple[float, int], list[StormCell]]
+"""The repetitions of each wait and batch."""
 _LONGEST: Final = 80
 """Signs of a name that are drawn; of a longer one the middle is left out."""
 
@@ -64,6 +66,8 @@ def plain_ticks(axes: Axes, values: Iterable[float]) -> None:
     for value in ordered[1:]:
         if place(value) - place(ticks[-1]) >= apart:
             ticks.append(value)
+    if ordered[-1] not in ticks:
+        ticks[-1:] = ordered[-1:]  # where the axis ends is always said
     axes.set_xticks(ticks, [f"{value:,.10g}" for value in ticks], fontsize=8)
     axes.xaxis.minorticks_off()
 
@@ -144,13 +148,14 @@ def draw_success(runs: list[Run], figure: Figure) -> bool:
 
 def draw_heat_map(runs: list[Run], figure: Figure) -> bool:
     """A panel for each run and mode."""
-    panels: dict[tuple[int, str], dict[tuple[float, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    panels: dict[tuple[int, str], _Cells] = defaultdict(lambda: defaultdict(list))
     for place, run in enumerate(runs):
         for cell in sorted(run.cells(), key=lambda cell: cell.mode):
-            panels[place, cell.mode][cell.wait_s, cell.sessions] += [cell.whole.p99] if cell.whole.count else []
+            panels[place, cell.mode][cell.wait_s, cell.sessions].append(cell)
     if not panels:
         return False
-    highest = max(_excess(median(times), key) for cells in panels.values() for key, times in cells.items()) or 1.0
+    every = [(_p99(group) or 0.0, key) for cells in panels.values() for key, group in cells.items()]
+    highest = max(_excess(value, key) for value, key in every) or 1.0
     rows = [1 + 0.35 * len({wait for wait, _ in cells}) for cells in panels.values()]
     columns = max(len({size for _, size in cells}) for cells in panels.values())
     figure.set_size_inches(max(8.0, 1.5 + 0.7 * columns), 1 + sum(rows))
@@ -167,13 +172,22 @@ def _excess(seconds: float, of: tuple[float, int]) -> float:
     return max(seconds - of[0], 0.0)
 
 
-def _heat(axes: Axes, cells: dict[tuple[float, int], list[float]], highest: float) -> None:
-    """The p99 of the repetitions in which a session got through, for each wait and batch that was measured.
+def _p99(cells: list[StormCell]) -> float | None:
+    """Of the repetitions in which a session got through."""
+    times = [cell.whole.p99 for cell in cells if cell.whole.count]
+    return median(times) if times else None
 
-    It is in the text; the colour is what of it exceeds the wait.
+
+def _heat(axes: Axes, cells: _Cells, highest: float) -> None:
+    """The p99 for each wait and batch that was measured.
+
+    It is in the text; the colour is what of it exceeds the wait. Where too few got through, it is that of the lucky
+    ones, which the hatching says.
     """
+    from matplotlib.patches import Rectangle
+
     waits, sizes = sorted({wait for wait, _ in cells}), sorted({size for _, size in cells})
-    values = [[median(cells[wait, size]) if cells.get((wait, size)) else math.nan for size in sizes] for wait in waits]
+    values = [[_p99(cells.get((wait, size), [])) or math.nan for size in sizes] for wait in waits]
     heat = [[_excess(value, (wait, 0)) for value in line] for wait, line in zip(waits, values, strict=True)]
     axes.imshow(heat, aspect="auto", cmap="YlOrRd", vmin=0, vmax=highest)
     axes.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
@@ -184,8 +198,19 @@ def _heat(axes: Axes, cells: dict[tuple[float, int], list[float]], highest: floa
             shown = f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
             if math.isnan(value):
                 shown = "failed" if (waits[row], sizes[column]) in cells else "–"
+            elif (success := min(cell.success for cell in cells[waits[row], sizes[column]])) < SUCCESS_GOAL:
+                shown += f"\nonly {int(100 * success)} %"
+                corner = (column - 0.5, row - 0.5)
+                axes.add_patch(Rectangle(corner, 1, 1, fill=False, hatch="////", edgecolor="#bbbbbb", linewidth=0))
             dark = heat[row][column] > 0.6 * highest
             axes.text(column, row, shown, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+
+
+def _mean_of(phase: str, cell: StormCell) -> float:
+    """How long a phase took; closing is what is left of the whole."""
+    if phase != "close":
+        return float(getattr(cell, phase).mean)
+    return max(cell.whole.mean - cell.connect.mean - cell.reset.mean - cell.step.mean, 0.0)
 
 
 def draw_breakdown(runs: list[Run], figure: Figure) -> bool:
@@ -207,10 +232,10 @@ def draw_breakdown(runs: list[Run], figure: Figure) -> bool:
             continue
         bottom = [0.0] * len(sizes)
         for phase, colour in _PHASES:
-            heights = [median(getattr(cell, phase).p50 for cell in batches[size] if cell.whole.count) for size in sizes]
+            heights = [median(_mean_of(phase, cell) for cell in batches[size] if cell.whole.count) for size in sizes]
             axes.bar([f"{size:,}" for size in sizes], heights, bottom=bottom, color=colour)
             bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
-        axes.set(xlabel="sessions at once", ylabel="p50 (s)")
+        axes.set(xlabel="sessions at once", ylabel="mean (s)")
         axes.tick_params(axis="x", labelsize=8, rotation=45 if len(sizes) > 6 else 0)
     handles = [Patch(color=colour, label=phase) for phase, colour in reversed(_PHASES)]
     figure.legend(handles=handles, frameon=False, fontsize=9, loc="outside right upper")

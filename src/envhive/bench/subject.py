@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 from typing import Final, Self
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 
 from envhive.bench import procfs
 from envhive.bench.limits import Budget, allot, cores, is_loopback, local_ports, raise_file_limit, usable_sources
+from envhive.bench.room import Room, memory_room
 from envhive.bench.servers import Recipe, RunningServer
 from envhive.client.options import websocket_url
 from envhive.errors import ConfigurationError
@@ -106,6 +108,12 @@ class Subject:
         self._server.start()
         return f"The server died ({obituary}) and was started again."
 
+    def epitaph(self) -> str | None:
+        """What to say in the end of a server that was started here and did not live to see it."""
+        if self._server is None or self._server.exit_code is None:
+            return None
+        return f"The server died ({self._server.obituary()})."
+
     def obituary(self) -> str:
         """How a server that died has ended, as far as that is known here."""
         known = self._server is not None and self._server.exit_code is not None
@@ -113,6 +121,9 @@ class Subject:
 
     def usage(self) -> procfs.Usage | None:
         return None if self.pid is None else procfs.usage(self.pid)
+
+    def memory_left(self) -> Room | None:
+        return None if self.pid is None else memory_room(self.pid)
 
     def cpu_s(self) -> float | None:
         return None if self.pid is None else procfs.cpu_seconds(procfs.tree(self.pid))
@@ -154,6 +165,13 @@ def check_reachable(url: str) -> str | None:
             answer = connection.getresponse()
             answer.read()
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise ConfigurationError(
+                    f"{url} shows a certificate that is not trusted here ({error.verify_message}): SSL_CERT_FILE names "
+                    f"a file of those to trust."
+                ) from None
+            if isinstance(error, ssl.SSLError):
+                raise ConfigurationError(f"{url} does not speak TLS ({error.reason}): is it http?") from None
             raise ConfigurationError(f"No server answers at {url}: {error or type(error).__name__}.") from None
     if answer.status == http.client.NOT_FOUND:
         return f"{url} has no /health: is it a server of environments?"

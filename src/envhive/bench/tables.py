@@ -10,14 +10,24 @@ from typing import Final
 import msgspec
 
 from envhive.bench.load import BUSY, DIED
-from envhive.bench.records import Run, SteadyWindow, StormCell
+from envhive.bench.records import Run, SteadyWindow, StormCell, Verdict
 from envhive.bench.stats import SUCCESS_GOAL, median
 from envhive.bench.storm import max_batches
 
 _HICCUP_S: Final = 0.5
 _DISTURBED: Final = 0.3
-_MOST_OF_IT: Final = 0.9
 """Cores that other programs may use before a measurement beside them is in doubt."""
+_MOST_OF_IT: Final = 0.9
+ENOUGH_FOR_P99: Final = 100
+"""Of fewer than so many the percentile is the largest."""
+_ENOUGH_FOR_P999: Final = 1000
+
+
+_STEADY_COLUMNS: Final = [
+    *("sessions", "loop", "success", "steps/s", "p50", "p90", "p99", "p99.9", "slowest", "server CPU/step"),
+    *("server CPU", "memory/session", "opened/s", "load CPU", "errors"),
+]
+_VERDICT_COLUMNS: Final = ["ramp of", "held", "broke at", "what broke", "for want of", "evidence"]
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -26,6 +36,8 @@ class Table(msgspec.Struct, frozen=True):
     title: str
     columns: list[str]
     rows: list[list[str]]
+    keys: int = 1
+    """Columns, from the first, that tell the rows apart."""
 
 
 def duration(seconds: float | None) -> str:
@@ -72,13 +84,13 @@ def storm_table(run: Run) -> Table:
     """A row for each cell of the grid, the median of its repetitions; success is the worst of them."""
     groups = _grouped(run.cells())
     columns = ["mode", "wait", "sessions", "success", "connect p50", "reset p50", "step p50", "p50", "p90", "p99"]
-    columns += ["req/s", "concurrency", "sessions/core", "load CPU", "errors"]
+    columns += ["req/s", "concurrency", "server CPU", "load CPU", "errors"]
     rows = []
     for (mode, wait_s, sessions), cells in sorted(groups.items()):
         times = [cell for cell in cells if cell.whole.count]
         phases = [[getattr(cell, phase).p50 for cell in times] for phase in ("connect", "reset", "step", "whole")]
         tails = [[cell.whole.p90 for cell in times], [cell.whole.p99 for cell in times]]
-        per_core = [cell.sessions_per_core for cell in cells if cell.sessions_per_core is not None]
+        spent = [cell.server_cpu_s for cell in cells if cell.server_cpu_s is not None]
         rows.append(
             [
                 mode,
@@ -88,12 +100,12 @@ def storm_table(run: Run) -> Table:
                 *(duration(median(values) if values else None) for values in phases + tails),
                 number(median(cell.requests_per_s for cell in cells)),
                 number(median(cell.concurrency for cell in cells) if wait_s else None),
-                number(median(per_core) if per_core else None),
+                f"{median(spent):.2f} s" if spent else "–",
                 share(max(cell.load_cpu for cell in cells)),
                 errors_of(cells),
             ]
         )
-    return Table(f"Storm: {run.info.label}", columns, rows)
+    return Table(f"Storm: {run.info.label}", columns, rows, keys=3)
 
 
 def max_batch_table(run: Run) -> Table:
@@ -148,18 +160,31 @@ def infrastructure_table(runs: Sequence[Run]) -> Table | None:
                     number(median(cell.requests_per_s for cell in cells) if cells else None),
                 ]
             )
-    return Table("Infrastructures", columns, rows)
+    return Table("Infrastructures", columns, rows, keys=3)
+
+
+def together(runs: Sequence[Run]) -> list[Table]:
+    """What several runs have to say beside each other."""
+    tables = (infrastructure_table(runs), steady_together(runs), knees_together(runs))
+    return [table for table in tables if table is not None]
 
 
 def steady_table(run: Run) -> Table:
-    columns = ["sessions", "loop", "success", "steps/s", "p50", "p90", "p99", "p99.9", "server CPU/step"]
-    columns += ["server CPU", "memory/session", "opened/s", "load CPU", "errors"]
-    return Table(f"Steady: {run.info.label}", columns, [_steady_row(window) for window in run.windows()])
+    rows = [_steady_row(window) for window in run.windows()]
+    return Table(f"Steady: {run.info.label}", _STEADY_COLUMNS, rows, keys=2)
 
 
 def _steady_row(window: SteadyWindow) -> list[str]:
     latency = window.latency
-    times = [latency.p50, latency.p90, latency.p99, latency.p999] if latency.count else [None] * 4
+    times: list[float | None] = [None] * 5
+    if latency.count:
+        times = [
+            latency.p50,
+            latency.p90,
+            latency.p99 if latency.count >= ENOUGH_FOR_P99 else None,
+            latency.p999 if latency.count >= _ENOUGH_FOR_P999 else None,
+            latency.largest,
+        ]
     return [
         f"{window.sessions:,}",
         loop_of(window),
@@ -175,6 +200,26 @@ def _steady_row(window: SteadyWindow) -> list[str]:
     ]
 
 
+def steady_together(runs: Sequence[Run]) -> Table | None:
+    """The windows of several runs beside each other, those of the same load next to each other."""
+    steady = [run for run in runs if run.info.kind == "steady" and run.windows()]
+    if len(steady) < 2:
+        return None
+    rows = [[*row[:2], run.info.label, *row[2:]] for run in steady for row in steady_table(run).rows]
+    rows.sort(key=lambda row: (int(row[0].replace(",", "")), row[1]))
+    columns = [*_STEADY_COLUMNS[:2], "infrastructure", *_STEADY_COLUMNS[2:]]
+    return Table("Steady, beside each other", columns, rows, keys=3)
+
+
+def knees_together(runs: Sequence[Run]) -> Table | None:
+    """What broke each of several infrastructures, and where."""
+    knees = [run for run in runs if run.verdicts()]
+    if len(knees) < 2:
+        return None
+    rows = [[run.info.label, *_verdict_row(verdict)] for run in knees for verdict in run.verdicts()]
+    return Table("Knees, beside each other", ["infrastructure", *_VERDICT_COLUMNS], rows, keys=2)
+
+
 def loop_of(window: SteadyWindow) -> str:
     """How the steps came: at a fixed rate, or each after the last."""
     if window.rate is not None:
@@ -183,12 +228,13 @@ def loop_of(window: SteadyWindow) -> str:
 
 
 def knee_tables(run: Run) -> list[Table]:
-    rows = [
-        [verdict.ramp, number(verdict.held), number(verdict.broke), verdict.why, verdict.resource, verdict.evidence]
-        for verdict in run.verdicts()
-    ]
-    columns = ["ramp of", "held", "broke at", "what broke", "for want of", "evidence"]
-    return [steady_table(run), Table("The knee", columns, rows)]
+    rows = [_verdict_row(verdict) for verdict in run.verdicts()]
+    return [steady_table(run), Table("The knee", _VERDICT_COLUMNS, rows)]
+
+
+def _verdict_row(verdict: Verdict) -> list[str]:
+    levels = [number(verdict.held), number(verdict.broke)]
+    return [verdict.ramp, *levels, verdict.why, verdict.resource, verdict.evidence]
 
 
 def tables_of(run: Run) -> list[Table]:
@@ -207,15 +253,17 @@ def tables_of(run: Run) -> list[Table]:
 def errors_of(results: Iterable[StormCell | SteadyWindow]) -> str:
     """The kinds of errors with their counts, the most frequent first."""
     total: Counter[str] = Counter()
-    died = False
+    died, cut = False, list[str]()
     for result in results:
         total.update(result.errors)
         if isinstance(result, SteadyWindow) and result.unanswered:
             total["unanswered"] += result.unanswered
+        if isinstance(result, SteadyWindow) and result.cut_short:
+            cut = [f"cut short after {result.seconds:.1f} s"]
         died |= result.server_died
     said = [f"{count}× {kind}" for kind, count in total.most_common(3)]
     said += [f"{len(total) - 3} more kinds"] if len(total) > 3 else []
-    return ", ".join((["server died"] if died else []) + said) or "–"
+    return ", ".join((["server died"] if died else []) + said + cut) or "–"
 
 
 def _outliers(cells: Sequence[StormCell]) -> list[str]:
@@ -250,6 +298,8 @@ def warnings_of(results: Sequence[object]) -> list[str]:
             f"--processes on more cores, or trust only the server's CPU per step."
         )
     windows = [result for result in results if isinstance(result, SteadyWindow)]
+    if any(window.steps and window.server_processes and window.server_cpu is None for window in windows):
+        said.append("The process of --pid used no CPU time while steps were answered: it is not the server's.")
     others = [result.other_cpu for result in measured if result.other_cpu is not None]
     if max(others, default=0.0) > _DISTURBED:
         said.append(

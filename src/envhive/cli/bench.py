@@ -277,7 +277,7 @@ def compare(
     python = peers.install(found, click.echo)
     recorder = setup.recorder("compare")
     versions = peers.packages(found, python)
-    recorder.note("Peer: " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".")
+    recorder.fact("Peer: " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + ".")
 
     def measure(lab: Lab) -> None:
         with lab.bars(steps_of(plan), "parts") as (step, update):
@@ -300,7 +300,7 @@ def plot(runs: tuple[Path, ...], out: Path | None, labels: tuple[str, ...]) -> N
     from envhive.bench import screen
     from envhive.bench.records import RUN_FILE, load_run, told_apart
     from envhive.bench.report import write_report
-    from envhive.bench.tables import infrastructure_table, tables_of
+    from envhive.bench.tables import tables_of, together
 
     if len(labels) > len(runs):
         raise ConfigurationError(f"There are {len(labels)} labels for {len(runs)} run(s).")
@@ -311,10 +311,13 @@ def plot(runs: tuple[Path, ...], out: Path | None, labels: tuple[str, ...]) -> N
         raise ConfigurationError(f"{out} has the results and the report of another run: give --out another folder.")
     loaded = told_apart([load_run(folder, label) for folder, label in zip(runs, names, strict=True)], runs)
     console = screen.console()
-    for table in (table for finished in loaded if finished.results for table in tables_of(finished)):
+    for finished, folder in zip(loaded, runs, strict=True):
+        if not finished.results:
+            raise ConfigurationError(f"{folder} holds no result: that run ended before its first.")
+    for table in (table for finished in loaded for table in tables_of(finished)):
         screen.show(console, table)
-    if (together := infrastructure_table(loaded)) is not None:
-        screen.show(console, together)
-    for text in dict.fromkeys(text for finished in loaded for text in finished.info.notes):
-        screen.remark(console, text, warning=True)
+    for table in together(loaded):
+        screen.show(console, table)
+    for finished in loaded:
+        screen.remarks(console, finished.info)
     screen.remark(console, f"Report: {write_report(loaded, out or runs[0])}")
