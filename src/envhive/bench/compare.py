@@ -37,7 +37,7 @@ OnProgress = Callable[[int, int], None]
 
 def steps_of(plan: ComparePlan) -> int:
     """How many parts the run has, for the progress bar."""
-    return plan.starts * 6 + plan.rounds * len(plan.counts) * 5
+    return plan.starts * 6 + plan.rounds * len(plan.loads) * 5
 
 
 def run_compare(
@@ -58,10 +58,10 @@ def run_compare(
             ]
             windows = []
             for turn in range(1, plan.rounds + 1):
-                for sessions in plan.counts:
+                for load in plan.loads:
                     for name, subject in subjects:
-                        on_step(f"{name}: {sessions} sessions", 0)
-                        window = _measure_load(plan, name, subject, sessions, turn, fleet, recorder, on_progress)
+                        on_step(f"{name}: {_described(*load)}", 0)
+                        window = _measure_load(plan, name, subject, load, turn, fleet, recorder, on_progress)
                         # The floor outruns one load process; its CPU per step, which it is there for, still holds.
                         windows += [window] if name != FLOOR else []
             for text in warnings_of(windows):
@@ -139,7 +139,7 @@ def _measure_load(
     plan: ComparePlan,
     name: str,
     subject: Subject,
-    sessions: int,
+    load: tuple[int, float | None],
     turn: int,
     fleet: LoadFleet,
     recorder: Recorder,
@@ -147,14 +147,15 @@ def _measure_load(
 ) -> SteadyWindow:
     if (said := subject.revive()) is not None:
         recorder.note(f"{name}: {said}")
-    steady = SteadyPlan(seconds=plan.seconds, warm_up_s=plan.warm_up_s)
+    sessions, rate = load
+    steady = SteadyPlan(rate=rate, seconds=plan.seconds, warm_up_s=plan.warm_up_s)
     window = measure_window(steady, sessions, turn, subject, fleet, 1, on_progress)
     if window.cut_short:
         raise KeyboardInterrupt  # the others have had whole ones
     for metric, value in _figures_of(window).items():
         recorder.add(Figure(name, metric, value, turn))
     if window.errors:
-        recorder.note(f"{name}, {sessions} sessions: {window.errors}")
+        recorder.note(f"{name}, {_described(*load)}: {window.errors}")
     return window
 
 
@@ -163,10 +164,15 @@ def _figures_of(window: SteadyWindow) -> dict[str, float]:
         return {}
     if window.sessions == 1:
         return {"p50 of a step, 1 session": window.latency.p50}
-    figures = {f"steps/s, {window.sessions} sessions": window.steps_per_s}
+    load = _described(window.sessions, window.rate)
+    figures = {} if window.rate is not None else {f"steps/s, {load}": window.steps_per_s}
     if window.cpu_us_per_step is not None:
-        figures[f"CPU per step, {window.sessions} sessions"] = window.cpu_us_per_step
+        figures[f"CPU per step, {load}"] = window.cpu_us_per_step
     return figures
+
+
+def _described(sessions: int, rate: float | None) -> str:
+    return f"{sessions} sessions" + ("" if rate is None else f" at {rate:g}/s")
 
 
 # The table.

@@ -90,6 +90,9 @@ class ComparePlan(msgspec.Struct, frozen=True):
     """How long to look at each server, and how often."""
 
     sessions: tuple[int, ...] = (64, 512)
+    paced_sessions: int = 64
+    paced_rate: float = 500.0
+    """Steps/s of a load that leaves servers idle most of the time, as a trainer that waits for its model does."""
     idle_sessions: int = 2048
     rounds: int = 3
     seconds: float = 4.0
@@ -101,8 +104,15 @@ class ComparePlan(msgspec.Struct, frozen=True):
         """One session too, for the latency of a step that nothing stands in front of."""
         return (1, *(count for count in self.sessions if count != 1))
 
+    @property
+    def loads(self) -> list[tuple[int, float | None]]:
+        """Sessions, and steps/s where they do not come one after the other."""
+        return [*((count, None) for count in self.counts), (self.paced_sessions, self.paced_rate)]
 
-QUICK_COMPARE: Final = ComparePlan((16, 64), idle_sessions=64, rounds=1, seconds=1.0, warm_up_s=0.3, starts=1)
+
+QUICK_COMPARE: Final = ComparePlan(
+    (16, 64), paced_sessions=16, idle_sessions=64, rounds=1, seconds=1.0, warm_up_s=0.3, starts=1
+)
 
 
 def wait_action(wait_s: float) -> str:
