@@ -86,6 +86,24 @@ def test_a_child_of_a_killed_worker_does_not_stand_in_the_way_of_its_successor(t
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_program_that_stays_does_not_hold_the_port(workers: str, tmp_path: Path) -> None:
+    with (
+        envhive_serve(TARGET, "--workers", workers, cwd=ROOT, log=tmp_path / "log") as server,
+        GenericEnvClient(server.url).sync() as env,
+    ):
+        env.reset()
+        program = env.step({"do": "start_a_program"}).observation["found"]
+    try:
+        os.kill(program, 0)  # it is there
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            again.bind(("127.0.0.1", server.port))
+            again.listen()
+    finally:
+        os.kill(program, signal.SIGKILL)
+
+
 def test_what_is_left_to_be_done_at_the_end_does_not_keep_the_server() -> None:
     script = """
 import atexit, threading

@@ -148,6 +148,41 @@ def test_a_peer_that_never_reads_is_given_up(tmp_path: Path) -> None:
         raw.hang_up(peer.sock)
 
 
+def test_pings_whose_answers_nobody_reads_are_not_answered_for_ever(tmp_path: Path) -> None:
+    ping = raw.frame(b"x" * 125, raw.PING)
+    with serving(tmp_path) as server:
+        player = raw.Player(raw.upgraded(server.port))
+        assert player.ask({"type": "reset"})["type"] == "observation"
+        fresh = Belongings.of(server).own_memory
+        pings = 60 * MEGABYTE // len(ping)
+        for _ in range(pings // 1000):
+            player.send(ping * 1000)
+        assert player.add() == 1  # a session is none the worse for it
+        assert 0 < player.pongs < pings / 2, "answers were kept for a peer that reads none"
+        assert Belongings.of(server).own_memory - fresh < MOST_EACH
+        player.send(raw.frame(b"there?", raw.PING))
+        assert player.hear_pong() == b"there?"
+        player.close()
+
+
+def test_a_message_in_tiny_parts_takes_the_memory_of_what_is_in_it(tmp_path: Path) -> None:
+    part, parts = raw.frame(b"xy", 0, final=False), 400_000
+    with serving(tmp_path) as server:
+        player = raw.Player(raw.upgraded(server.port))
+        player.ask({"type": "reset"})
+        fresh = Belongings.of(server).own_memory
+        player.send(raw.frame(b'{"type":"step","data":{"do":"echo","text":"', final=False))
+        for _ in range(parts // 1000):
+            player.send(part * 1000)
+        neighbour = raw.Player(raw.upgraded(server.port))
+        assert neighbour.ask({"type": "reset"})["type"] == "observation"
+        assert Belongings.of(server).own_memory - fresh < 4 * MEGABYTE
+        player.send(raw.frame(b'"}}', 0))
+        assert player.hear()["data"]["observation"]["found"] == "xy" * parts
+        player.close()
+        neighbour.close()
+
+
 async def a_byte_at_a_time(port: int, data: bytes, pause_s: float) -> tuple[asyncio.StreamReader, Any]:
     """Send something as slowly as that, on a connection of its own, until the server has enough of it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -25,7 +25,7 @@ def ledger() -> Iterator[Ledger]:
         made.set_at_work(worker, True)
     made.set_limit(0, 7)
     yield made
-    os.close(made.descriptor)
+    made.close()
 
 
 def test_a_local_place_is_taken_once_and_given_again() -> None:
@@ -338,7 +338,7 @@ def test_a_ledger_can_be_had_where_memory_has_no_files(monkeypatch: pytest.Monke
     assert Ledger(made.descriptor, 2).reserve(0) is None  # of a limit of none
     made.set_limit(0, 1)
     assert Ledger(made.descriptor, 2).reserve(0) == 0
-    os.close(made.descriptor)
+    made.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system keeps such files on a disk")
@@ -347,4 +347,4 @@ def test_a_ledger_needs_no_disk_that_may_be_full(monkeypatch: pytest.MonkeyPatch
     made = Ledger.create(2)
     made.set_limit(0, 1)
     assert made.limit(0) == 1
-    os.close(made.descriptor)
+    made.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from typing import Any, ClassVar
@@ -64,6 +65,10 @@ class Forking(Environment[Deed, Outcome, State]):
     def return_in_a_child(self) -> int:
         pid = os.fork()
         return pid if pid == 0 else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def start_a_program(self) -> int:
+        """The pid of a program that stays, started as `os.system` does: with what is inheritable."""
+        return subprocess.Popen(["sleep", "600"], close_fds=False).pid
 
     def keep_one(self) -> int | None:
         """The pid of a child that stays."""

@@ -81,6 +81,7 @@ class Frames:
 
     def __init__(self, sock: socket.socket) -> None:
         self._file = sock.makefile("rb")
+        self.pongs = 0
 
     def __enter__(self) -> Self:
         return self
@@ -111,8 +112,13 @@ class Frames:
         """The next ping; what comes before it is passed over."""
         return self._next(PING)
 
+    def read_pong(self) -> bytes:
+        """The next pong; what comes before it is passed over."""
+        return self._next(PONG)
+
     def _next(self, opcode: int) -> bytes:
         while (found := self.read()) is not None and found[0] != CLOSE:
+            self.pongs += found[0] == PONG
             if found[0] == opcode:
                 return found[1]
         raise ConnectionResetError("the connection has ended")
@@ -127,9 +133,23 @@ class Player:
         sock.settimeout(20)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        self._sock.sendall(frame(json.dumps(message).encode()))
+        self.send(frame(json.dumps(message).encode()))
+        return self.hear()
+
+    def send(self, data: bytes) -> None:
+        self._sock.sendall(data)
+
+    def hear(self) -> dict[str, Any]:
         reply: dict[str, Any] = json.loads(self._frames.read_text())
         return reply
+
+    @property
+    def pongs(self) -> int:
+        """How many have come so far."""
+        return self._frames.pongs
+
+    def hear_pong(self) -> bytes:
+        return self._frames.read_pong()
 
     def add(self) -> int:
         """Step an environment that counts; what it has counted."""

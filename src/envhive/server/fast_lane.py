@@ -40,6 +40,7 @@ _TEXT: Final = WSMsgType.TEXT
 _BINARY: Final = WSMsgType.BINARY
 _CONTINUATION: Final = WSMsgType.CONTINUATION
 _CLOSE: Final = WSMsgType.CLOSE
+_PING: Final = WSMsgType.PING
 _DATA: Final = (_TEXT, _BINARY, _CONTINUATION)
 
 _LINGER_S: Final = 5.0
@@ -153,7 +154,7 @@ class FastConnection(Entrance, WSListener):
         "_layer",
         "_listening",
         "_parts",
-        "_parts_size",
+        "_parts_kind",
         "_refusal",
         "_reserved",
         "_session",
@@ -184,8 +185,8 @@ class FastConnection(Entrance, WSListener):
         self._transport: asyncio.Transport | None = None
         self._connections: set[Any] | None = None
         self._headers: Sequence[tuple[str, str]] = ()
-        self._parts: list[bytes] | None = None
-        self._parts_size = 0
+        self._parts: bytearray | None = None
+        self._parts_kind = _TEXT
         self._refusal: tuple[int, str] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.close_sent = False
@@ -234,7 +235,9 @@ class FastConnection(Entrance, WSListener):
         kind = frame.msg_type
         session = self._session
         if session is None or transport.is_close_frame_sent:
-            if kind is _CLOSE:
+            if kind is _PING:
+                self._answer_ping(transport, frame)
+            elif kind is _CLOSE:
                 self._peer_closes(frame)
             elif kind in _DATA and not transport.is_close_frame_sent:
                 self._receive_without_session(kind, frame)
@@ -254,12 +257,20 @@ class FastConnection(Entrance, WSListener):
                 turn.handle()
                 if not frame.last_in_buffer:
                     self._read_less()  # a flood: the session stops reading now, not when all that has arrived is read
+        elif kind is _PING:
+            self._answer_ping(transport, frame)
         else:
             self._turn.handle()  # which came before it
             if kind is _CLOSE:
                 self._peer_closes(frame)
             elif kind is _TEXT or kind is _BINARY or kind is _CONTINUATION:
                 self._receive_part(session, kind, frame)
+
+    def _answer_ping(self, transport: WSTransport, frame: WSFrame) -> None:
+        if not self._held and not transport.is_close_frame_sent:  # or answers that nobody reads would fill the memory
+            transport.send_pong(frame.get_payload_as_bytes())
+        if not frame.last_in_buffer:
+            self._read_less()  # it may be a flood
 
     def on_ws_disconnected(self, transport: WSTransport | None) -> None:
         self._hive.heartbeat.forget(self)
@@ -301,21 +312,23 @@ class FastConnection(Entrance, WSListener):
             if self._parts is not None:
                 self._fail(WSCloseCode.PROTOCOL_ERROR, "a new message before the last one ended")
                 return
-            self._parts, self._parts_size = [b"" if kind is _TEXT else b"\0"], 0  # the first item tells the kind
+            self._parts, self._parts_kind = bytearray(), kind
         elif self._parts is None:
             self._fail(WSCloseCode.PROTOCOL_ERROR, "a continuation of nothing")
             return
-        self._parts.append(frame.get_payload_as_bytes())
-        self._parts_size += frame.payload_size
-        if self._parts_size > self._hive.config.max_message_size:
+        self._parts += frame.get_payload_as_memoryview()
+        if len(self._parts) > self._hive.config.max_message_size:
             self._fail(WSCloseCode.MESSAGE_TOO_BIG, "message too big")
-        elif frame.fin:
+        elif not frame.fin:
+            if not frame.last_in_buffer:
+                self._read_less()  # tiny parts, by the thousand: other sessions have their turn in between
+        else:
             parts, self._parts = self._parts, None
-            if parts[0]:
-                session.receive_binary(b"".join(parts))
+            if self._parts_kind is _BINARY:
+                session.receive_binary(bytes(parts))
                 return
             try:
-                session.receive(b"".join(parts).decode())
+                session.receive(parts.decode())
             except UnicodeDecodeError:
                 self._fail(WSCloseCode.INVALID_TEXT, "invalid UTF-8")
 

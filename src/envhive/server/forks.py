@@ -30,6 +30,8 @@ _serving: set[int | str] = set()
 """Ports, and paths, that this process listens on."""
 _folders: set[str] = set()
 """Where the sockets are, by which it speaks with others of the server's processes."""
+_descriptors: set[int] = set()
+"""Other files that are its own."""
 _handlers: dict[signal.Signals, Any] = {}
 """What was done on a signal before there was a server."""
 
@@ -46,6 +48,11 @@ def serving(listeners: list[socket.socket], handlers: Mapping[signal.Signals, An
     finally:
         _serving.clear()
         _handlers.clear()
+
+
+def keep_descriptor(descriptor: int) -> None:
+    """A file that is the server's own."""
+    _descriptors.add(descriptor)
 
 
 def keep_folder(folder: str) -> None:
@@ -102,7 +109,7 @@ def _forget_the_server() -> None:
         for number, handler in _handlers.items():
             signal.signal(number, handler)
         with contextlib.suppress(OSError):  # no descriptor is left
-            let_go(_is_a_connection)
+            let_go(lambda descriptor: descriptor in _descriptors or _is_a_connection(descriptor))
     finally:
         _serving.clear()
         _let_signals_in()

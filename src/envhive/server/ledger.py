@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import tempfile
@@ -12,6 +11,7 @@ from typing import Final, NamedTuple
 
 from envhive.errors import QuotaExceededError
 from envhive.server.auth import MOST_TOKENS, Owner
+from envhive.server.filelock import FileLock
 
 MOST_HIVES: Final = 16
 """Environments that one app may serve; each has places of its own."""
@@ -65,6 +65,7 @@ class Ledger:
         self._width = 1 + workers
         self._memory = mmap.mmap(descriptor, self._size(workers))
         self._cells = memoryview(self._memory).cast("q")
+        self._lock = FileLock(descriptor)
 
     @staticmethod
     def _size(workers: int) -> int:
@@ -85,10 +86,13 @@ class Ledger:
         os.set_inheritable(descriptor, True)
         return cls(descriptor, workers)
 
+    def close(self) -> None:
+        self._lock.close()
+        os.close(self.descriptor)
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[memoryview]:
-        fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
-        try:
+        with self._lock:
             self._take_back()  # what somebody died in the midst of
             try:
                 yield self._cells
@@ -96,8 +100,6 @@ class Ledger:
                 self._take_back()
                 raise
             self._cells[self._notes()] = 0
-        finally:
-            fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
 
     def _change(self, index: int, by: int) -> None:
         """Change a cell, for good when the lock is given back; no cell gets below zero."""

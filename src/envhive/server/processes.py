@@ -198,7 +198,7 @@ class Child:
         self._on_death = on_death
         self._done: Done | None = None
         self.is_heard = True
-        self._outgoing = b""
+        self._outgoing = bytearray()
         self._timer: asyncio.TimerHandle | None = None
         self._unpacker = Unpacker()
         self.pid: int | None = None
@@ -274,7 +274,7 @@ class Child:
             sent = 0
         except OSError:
             sent = len(self._outgoing)  # it is dead, as its nursery will report
-        self._outgoing = self._outgoing[sent:]
+        del self._outgoing[:sent]
         return not self._outgoing
 
     def _read(self) -> bool:

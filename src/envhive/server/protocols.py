@@ -46,7 +46,7 @@ class PicowsProtocol(WSProtocol):  # type: ignore[misc]
             0,
             0,
             WSAutoPingStrategy.PING_WHEN_IDLE,
-            True,  # auto pong
+            False,  # auto pong: the connection answers, unless its peer reads nothing
             max_message_size,
             None,  # extra headers, for clients
             _READ_BUFFER,

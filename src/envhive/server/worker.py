@@ -64,6 +64,8 @@ class WorkerMoments(Moments):
 
 def main() -> int:
     orders: dict[str, Any] = json.loads(os.environ.pop(ORDERS))
+    for name in ("listener", "ledger", "lifeline", "status"):
+        os.set_inheritable(orders[name], False)  # or what an environment starts would keep the server's port
     options = orders["options"]
     if options.get("mode") is not None:
         options["mode"] = as_mode(options["mode"])

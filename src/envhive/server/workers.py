@@ -93,7 +93,8 @@ class Supervisor:
             finally:
                 for number, handler in before.items():
                     signal.signal(number, handler)
-                for descriptor in (*self._lifeline, self._ledger.descriptor):
+                self._ledger.close()
+                for descriptor in self._lifeline:
                     os.close(descriptor)
 
     def _stop(self, number: int, frame: Any) -> None:
