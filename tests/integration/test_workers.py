@@ -318,6 +318,27 @@ def upgrades(server: ServerProcess, count: int) -> list[socket.socket]:
     return comers
 
 
+def test_a_list_of_sessions_says_whose_are_not_in_it() -> None:
+    def listed(server: ServerProcess) -> tuple[int, str | None]:
+        with urllib.request.urlopen(f"{server.url}/sessions", timeout=10) as reply:
+            return len(json.load(reply)), reply.headers["X-Silent-Workers"]
+
+    async def scenario(server: ServerProcess) -> None:
+        async with sessions(server, 4):
+            assert await asyncio.to_thread(listed, server) == (4, None)
+            # Only the other one answers from now on.
+            pids = [each["pid"] for each in server.health()["workers"]]
+            os.kill(pids[1], signal.SIGSTOP)
+            try:
+                await asyncio.to_thread(eventually, lambda: listed(server) == (2, "1"), 30)
+            finally:
+                os.kill(pids[1], signal.SIGCONT)
+            await asyncio.to_thread(eventually, lambda: listed(server) == (4, None))
+
+    with envhive_serve("benchmark-async", "--workers", "2", "--max-sessions", "8") as server:
+        asyncio.run(scenario(server))
+
+
 @pytest.mark.parametrize("dies", ["sender", "receiver"])
 def test_a_worker_that_dies_while_connections_are_handed_over_leaves_no_place_taken(dies: str) -> None:
     options = ("--workers", "2", "--max-sessions", "2000", "--token", f"ada:{TOKEN}:700")

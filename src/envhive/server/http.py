@@ -264,9 +264,15 @@ def _register_information(app: FastAPI, hive: Hive) -> None:
         return HealthResponse(**asdict(report))
 
     @offer(app, "GET", "/sessions", tags=["Server"])
-    async def sessions(owner: Caller) -> list[dict[str, Any]]:
-        """The sessions of the server, or of the token where one is asked for: id, owner, age, idle time, steps, ..."""
-        return await hive.list_sessions(owner)
+    async def sessions(owner: Caller, response: Response) -> list[dict[str, Any]]:
+        """The sessions of the server, or of the token where one is asked for: id, owner, age, idle time, steps, ...
+
+        Workers that are down, or gave no answer in time, are named in `X-Silent-Workers`: theirs are not listed.
+        """
+        listed, silent = await hive.list_sessions(owner)
+        if silent:
+            response.headers["x-silent-workers"] = ", ".join(map(str, silent))
+        return listed
 
     @offer(app, "GET", "/sessions/{session_id}", responses=_ONE_SESSION, tags=["Server"])
     async def one_session(request: Request, owner: Caller, session_id: str) -> Any:

@@ -92,14 +92,16 @@ class Overview(ABC):
             return own
         return merged(own, self.shared.taken(), await self.crew.ask_all(self.shared.hive, "health", _PROBING_S))
 
-    async def list_sessions(self, owner: Owner | None) -> list[dict[str, Any]]:
-        """The sessions of the whole server that are `owner`'s; all if nobody owns any."""
+    async def list_sessions(self, owner: Owner | None) -> tuple[list[dict[str, Any]], list[int]]:
+        """The sessions of the whole server that are `owner`'s, all if nobody owns any; and who has told of none."""
+        silent: list[int] = []
         if self.crew is None or self.shared is None:
             listed = self._own_sessions()
         else:
             reports = await self.crew.ask_all(self.shared.hive, "sessions")
             listed = [session for sessions in reports.values() for session in sessions or ()]
-        return [session for session in listed if owner is None or session["owner"] == owner.name]
+            silent = [worker for worker, sessions in reports.items() if sessions is None]
+        return [session for session in listed if owner is None or session["owner"] == owner.name], silent
 
     def report(self, what: str) -> Any:
         """What another worker wants to know of this one, or to have done."""
