@@ -174,6 +174,38 @@ def test_a_place_on_offer_that_another_has_taken_is_not_given_back_with_its_sess
         places.take()
 
 
+def test_who_waits_with_a_worker_that_stands_still_holds_nobody_up_and_has_its_turn_back() -> None:
+    now = 1000.0
+    ledger = Ledger.create(2, lambda: now)
+    for worker in range(2):
+        ledger.set_at_work(worker, True)
+    stalled, other = SharedPlaces(ledger, 0, 0, 2), SharedPlaces(ledger, 0, 1, 2)
+    for places in (stalled, other):
+        places.take()
+    first, second = stalled.draw_ticket(), other.draw_ticket()
+    stalled.show_first(first)
+    other.show_first(second)
+    other.give_back()
+    now += 0.9
+    assert (other.ahead_of(second), other.take_in_turn(second)) == (1, False)
+    now += 0.2
+    ledger.sign(1)
+    assert (other.ahead_of(second), other.take_in_turn(second)) == (0, True)
+    other.show_first(None)
+    assert not other.anyone_waits()
+    other.give_back()
+    other.take()
+    assert not stalled.take_in_turn(first)
+    other.give_back()
+    with pytest.raises(SessionCapacityError):  # no newcomer of its own gets before it when it is awake again
+        stalled.take()
+    with pytest.raises(SessionCapacityError):
+        other.take()
+    assert stalled.take_in_turn(first)
+    assert (ledger.counts(0), stalled.limit()) == ([2, 0], 2)
+    os.close(ledger.descriptor)
+
+
 def test_each_hive_has_places_of_its_own(ledger: Ledger) -> None:
     ledger.set_limit(1, 1)
     one, other = SharedPlaces(ledger, 0, 0, 7), SharedPlaces(ledger, 1, 0, 1)

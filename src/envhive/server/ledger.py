@@ -7,7 +7,8 @@ import fcntl
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from envhive.errors import QuotaExceededError
@@ -29,6 +30,9 @@ def check_quota(owner: Owner, taken: int) -> None:
 
 _ROWS: Final = 3 * MOST_HIVES + MOST_TOKENS
 _GONE, _WELCOME, _BUSY_LEAVING = 0, 1, 2
+_LIVELY_S: Final = 1.0
+"""How long after a worker's last sign of life those who wait there are still waited for. Its process may be stopped, or
+code of an environment may hold its event loop up, for hours."""
 _MOST_NOTES: Final = 8
 """Cells that one change may concern."""
 
@@ -50,28 +54,30 @@ class Ledger:
     A row for each hive: its limit, then how many sessions each worker has; and one for each owner of a token, alike.
     Then again one for each hive: the last ticket drawn by those who wait for a place, and the lowest that waits with
     each worker. And one more: whether it drains, and how many of each worker's places are on offer. Before these there
-    is a row that tells who is at work, behind them one with how many lives each worker's number has had. The rest is a
-    square for each hive: how many connections each worker is handing to each other one. Their places count for the
-    receiver, but end with the sender, which alone knows of them until they get there.
+    is a row that tells who is at work, behind them one with how many lives each worker's number has had, and one with
+    when each gave its last sign of life. The rest is a square for each hive: how many connections each worker is
+    handing to each other one. Their places count for the receiver, but end with the sender, which alone knows of them
+    until they get there.
 
     Changes are made under a file lock, which the system takes back from a process that dies with it; each costs two
     system calls, once a session. Before a cell is changed it is noted down what was in it. Of a change that somebody
     died in the midst of nothing remains: whoever has the lock next puts back what was there.
     """
 
-    def __init__(self, descriptor: int, workers: int) -> None:
+    def __init__(self, descriptor: int, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.descriptor = descriptor
         self.workers = workers
+        self._clock = clock
         self._width = 1 + workers
         self._memory = mmap.mmap(descriptor, self._size(workers))
         self._cells = memoryview(self._memory).cast("q")
 
     @staticmethod
     def _size(workers: int) -> int:
-        return 8 * ((1 + workers) * (2 + _ROWS) + MOST_HIVES * workers * workers + 1 + 2 * _MOST_NOTES)
+        return 8 * ((1 + workers) * (3 + _ROWS) + MOST_HIVES * workers * workers + 1 + 2 * _MOST_NOTES)
 
     @classmethod
-    def create(cls, workers: int) -> Ledger:
+    def create(cls, workers: int, clock: Callable[[], float] = time.monotonic) -> Ledger:
         """A new ledger; its descriptor is to be inherited by the workers."""
         size = cls._size(workers)
         try:
@@ -83,7 +89,7 @@ class Ledger:
                 file.flush()
                 descriptor = os.dup(file.fileno())
         os.set_inheritable(descriptor, True)
-        return cls(descriptor, workers)
+        return cls(descriptor, workers, clock)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[memoryview]:
@@ -245,8 +251,19 @@ class Ledger:
 
     def set_at_work(self, worker: int, at_work: bool, *, takes_newcomers: bool = True) -> None:
         """Whether a worker is there, from when it is ready until it is told to stop or dies; and whether for more."""
+        self.sign(worker)
         with self._locked() as cells:
             cells[1 + worker] = _GONE if not at_work else _WELCOME if takes_newcomers else _BUSY_LEAVING
+
+    def sign(self, worker: int) -> None:
+        """A worker shows that it is alive. It needs no lock: nobody else writes this cell."""
+        self._cells[self._signs() + 1 + worker] = self._now()
+
+    def _is_lively(self, worker: int) -> bool:
+        return self._now() - self._cells[self._signs() + 1 + worker] <= 1000 * _LIVELY_S
+
+    def _now(self) -> int:
+        return int(1000 * self._clock())
 
     def forget(self, worker: int) -> None:
         """A worker died, its sessions with it, and what it was handing over. Who hands to it notices by itself."""
@@ -315,7 +332,9 @@ class Ledger:
         return self._cells[self._row(hive)]
 
     def _firsts(self, hive: int) -> list[int]:
-        return list(self._cells[self._line(hive) + 1 : self._line(hive) + self._width])
+        """The lowest ticket of each worker; 0 if there is none, or the worker is not lively: it holds nobody up."""
+        firsts = list(self._cells[self._line(hive) + 1 : self._line(hive) + self._width])
+        return [ticket if ticket and self._is_lively(worker) else 0 for worker, ticket in enumerate(firsts)]
 
     def _row(self, hive: int) -> int:
         return (1 + hive) * self._width  # the first row tells who is at work
@@ -329,8 +348,11 @@ class Ledger:
     def _lives(self) -> int:
         return self._row(_ROWS)
 
+    def _signs(self) -> int:
+        return self._row(_ROWS + 1)
+
     def _way(self, hive: int, sender: int, receiver: int) -> int:
-        return self._row(_ROWS + 1) + (hive * self.workers + sender) * self.workers + receiver
+        return self._row(_ROWS + 2) + (hive * self.workers + sender) * self.workers + receiver
 
     def _notes(self) -> int:
         return self._way(MOST_HIVES, 0, 0)

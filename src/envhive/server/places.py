@@ -148,6 +148,7 @@ class SharedPlaces:
         ledger.set_limit(hive, limit)
 
     def take(self, owner: Owner | None = None) -> None:
+        self._ledger.sign(self._worker)  # after a standstill those who wait here are again before this newcomer
         if self._ledger.reserve(self.hive, self._worker, owner=owner) is None:
             raise SessionCapacityError(self.taken(), self.limit())
 
@@ -159,6 +160,7 @@ class SharedPlaces:
 
         With a ticket where it is another worker, which gets it with the connection.
         """
+        self._ledger.sign(self._worker)  # as in `take`
         try:
             return self._ledger.reserve_from(self._worker, self.hive, owner)
         except SessionCapacityError:
