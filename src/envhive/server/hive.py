@@ -152,6 +152,10 @@ class Hive(Overview):
         self.metrics.admissions += 1
         return session
 
+    def give_back_place(self, owner: Owner | None) -> None:
+        """Whoever a place was reserved for has left before there was a session."""
+        self._places.give_back(owner)
+
     @property
     def _is_draining(self) -> bool:
         return self._draining or (self.shared is not None and self.shared.is_draining())
