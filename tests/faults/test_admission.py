@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import urllib.request
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from websockets.sync.client import ClientConnection, connect
 
 from envhive import GenericEnvClient
 from envhive.errors import SessionCapacityError
 from tests.support.envs import async_counting, counting
-from tests.support.processes import envhive_serve
+from tests.support.metrics import scrape
+from tests.support.processes import ServerProcess, envhive_serve
 from tests.support.servers import Lane, eventually, receive, reset, serving, serving_one
 
 BOTH_LANES = pytest.mark.parametrize("lane", ["fast", "asgi"])
@@ -140,3 +145,30 @@ def test_a_burst_over_two_workers_completes_and_leaves_all_places_free() -> None
     with envhive_serve("benchmark", *options) as server:
         asyncio.run(burst(server.url))
         eventually(lambda: server.health()["active_sessions"] == 0)
+
+
+def comer(server: ServerProcess) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None, subprotocols=LAYER_2)
+
+
+@pytest.mark.integration
+def test_who_waits_with_a_worker_that_stands_still_does_not_close_the_server_to_others() -> None:
+    options = ("--workers", "2", "--max-sessions", "2", "--admission-timeout", "60")
+    with envhive_serve("benchmark", *options) as server, ExitStack() as stack:
+        pids = [worker["pid"] for worker in server.health()["workers"]]
+        held = [stack.enter_context(comer(server)) for _ in pids]
+        held_by = [int(receive(ws)["session_id"].rpartition("-")[2]) for ws in held]
+        assert sorted(held_by) == [0, 1]
+        first = stack.enter_context(comer(server))
+        assert receive(first)["type"] == "queued"
+        waiting = scrape(server)
+        stalled = next(i for i in range(2) if waiting.value("envhive_admission_waiting", worker=str(i)))
+        os.kill(pids[stalled], signal.SIGSTOP)
+        stack.callback(os.kill, pids[stalled], signal.SIGCONT)
+        held[held_by.index(1 - stalled)].close()
+        with comer(server) as second:
+            while (told := receive(second))["type"] == "queued":
+                pass
+            assert told["type"] == "hello"
+            os.kill(pids[stalled], signal.SIGCONT)
+        assert receive(first)["type"] == "hello"

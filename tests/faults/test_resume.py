@@ -9,13 +9,15 @@ import signal
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from websockets.sync.client import connect
 
 from envhive import GenericEnvClient
 from envhive.errors import ConnectionLostError, InvalidMessageError, MessageTooLargeError, SessionNotFoundError
+from tests.support import raw
 from tests.support.envs import Seen, async_counting, counting
 from tests.support.processes import ServerProcess, envhive_serve
 from tests.support.proxies import CuttingProxy, cutting_proxy
@@ -146,6 +148,26 @@ def test_a_session_whose_client_stays_away_ends_with_its_lease(lane: Lane) -> No
         with resume(server, hello) as ws:
             assert receive(ws)["data"]["code"] == "SESSION_NOT_FOUND"
     assert env.journal.count("close") == 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_client_that_left_before_it_was_greeted_leaves_no_session_that_waits_for_it(workers: str) -> None:
+    with envhive_serve("benchmark", "--workers", workers, "--max-sessions", "40") as server, ExitStack() as stack:
+        stopped = [server.process.pid] if workers == "1" else [each["pid"] for each in server.health()["workers"]]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+            stack.callback(os.kill, pid, signal.SIGCONT)
+        for number in range(30):
+            sock = raw.dial(server.port)
+            sock.sendall(raw.upgrade_request(server.port, "/ws", f"Sec-WebSocket-Protocol: {LAYER_2[0]}"))
+            raw.hang_up(sock, hard=number % 2 == 0)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None, subprotocols=LAYER_2) as ws:  # behind them
+            assert receive(ws)["type"] == "hello"
+            eventually(lambda: server.health()["active_sessions"] == 1 and doings(server) == ["idle"])
+            assert ask(ws, {"type": "reset", "data": {}, "id": 1})["type"] == "observation"
 
 
 @BOTH_LANES

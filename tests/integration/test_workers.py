@@ -25,6 +25,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from envhive import GenericEnvClient
 from envhive.errors import ConnectionLostError, SessionCapacityError
+from envhive.wire.messages import LAYER_2
 from tests.support import raw
 from tests.support.metrics import scrape
 from tests.support.processes import ENVHIVE, ServerProcess, children_of, envhive_serve, free_port, refused
@@ -32,6 +33,8 @@ from tests.support.servers import eventually
 from tests.support.wild import is_alive
 
 pytestmark = pytest.mark.integration
+
+SECOND_LAYER: list[Any] = [LAYER_2]
 
 
 def get(server: ServerProcess, path: str) -> Any:
@@ -292,6 +295,38 @@ def test_an_http_session_of_a_killed_worker_is_gone_and_its_place_is_free() -> N
         assert outcomes == {(True, 404), (False, 200)}
         eventually(lambda: get(server, "/health")["active_sessions"] == 2)
         assert [call(server, "/reset")[0] for _ in range(2)] == [200] * 2
+
+
+async def lose_one(server: ServerProcess) -> None:
+    """A client of layer 2 that is in the midst of an episode when its connection is cut."""
+    async with connect(f"ws://127.0.0.1:{server.port}/ws", proxy=None, subprotocols=SECOND_LAYER) as ws:
+        assert json.loads(await ws.recv())["type"] == "hello"
+        await ws.send('{"type":"reset","data":{},"id":1}')
+        assert json.loads(await ws.recv())["type"] == "observation"
+        ws.transport.abort()
+
+
+def test_newcomers_get_the_places_of_clients_that_are_away_whichever_worker_they_reach() -> None:
+    async def scenario(server: ServerProcess) -> None:
+        for _ in range(2):
+            await lose_one(server)
+        async with AsyncExitStack() as stack, asyncio.timeout(30):
+            while True:
+                [(_, reply)] = await stack.enter_async_context(sessions(server, 1))
+                if reply["type"] == "observation":
+                    break
+                assert reply["data"]["code"] == "CAPACITY_REACHED"
+                await asyncio.sleep(0.05)
+            while (begun := await asyncio.to_thread(call, server, "/reset"))[0] != 200:
+                assert begun[1]["code"] == "CAPACITY_REACHED"
+                await asyncio.sleep(0.05)
+            assert (await asyncio.to_thread(call, server, "/step", {"action": {}}, begun[2]))[0] == 200
+            for _ in range(6):  # each on a connection of its own, so that all workers are asked
+                assert (await asyncio.to_thread(call, server, "/reset"))[1]["code"] == "CAPACITY_REACHED"
+
+    with envhive_serve("benchmark", "--workers", "3", "--max-sessions", "2") as server:
+        asyncio.run(scenario(server))
+        eventually(lambda: scrape(server).value("envhive_sessions_ended_total", reason="displaced") == 2)
 
 
 def workers_of(server: ServerProcess) -> list[int]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envhive.errors import DrainingError, SessionCapacityError
+from envhive.errors import DrainingError, EnvHiveError, SessionCapacityError, SessionNotFoundError
+from envhive.server import hive as of_the_process
+from envhive.server.auth import Owner
 from envhive.server.blueprint import Blueprint
 from envhive.server.config import ServerConfig
+from envhive.server.crew import Crew
 from envhive.server.hive import Hive
+from envhive.server.ledger import Ledger
 from tests.support.envs import Move, Seen, async_counting, counting
 
 
@@ -311,6 +319,171 @@ def test_a_newcomer_on_a_full_server_gets_the_place_of_a_client_that_has_long_be
         assert hive.capacity().active_sessions == 2
         await hive.shutdown()
         assert env.journal.count("make") == env.journal.count("close") == 3
+
+    asyncio.run(scenario())
+
+
+@contextmanager
+def workers(count: int, clock: Clock, **config: Any) -> Iterator[list[Hive]]:
+    """The hives of so many workers of one server, which share its places."""
+    ledger, hives = Ledger.create(count, clock), []
+    with pytest.MonkeyPatch.context() as patch:
+        for index in range(count):
+            crew = Crew(index, Path("nowhere"), ledger)
+            patch.setattr(of_the_process, "current_crew", lambda crew=crew: crew)
+            hives.append(hive_for(async_counting(), clock, **config))
+            ledger.set_at_work(index, True)
+    try:
+        yield hives
+    finally:
+        os.close(ledger.descriptor)
+
+
+class Listening:
+    """A client of layer 2, which remembers what it was greeted with."""
+
+    def __init__(self) -> None:
+        self.hello: dict[str, Any] = {}
+
+    def send(self, frame: bytes) -> None:
+        self.hello = json.loads(frame)
+
+    def close(self, code: int, reason: str) -> None: ...
+
+    def refuse(self, error: EnvHiveError, code: int, *, asked: bool) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+    def come_back_to(self, hive: Hive, owner: Owner | None = None) -> Any:
+        return hive.resume(self.hello["session_id"], self.hello["resume_token"], self, owner)
+
+
+async def leave_one_after_another(hive: Hive, clock: Clock, count: int) -> list[tuple[Listening, Any]]:
+    """Sessions whose clients have been away, each for a second longer than the next, the last for 11 s."""
+    left = []
+    for _ in range(count):
+        client = Listening()
+        session = hive.admit(client, layer=2)
+        await session.ask_reset({})
+        session.detach()
+        left.append((client, session))
+        clock.now += 1
+    clock.now += 10
+    hive.sweep(clock.now)
+    return left
+
+
+def look_twice(hive: Hive, clock: Clock) -> None:
+    for _ in range(2):
+        hive.sweep(clock.now)
+
+
+def test_a_newcomer_gets_the_place_of_a_client_that_is_away_from_another_worker() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        with workers(2, clock, max_sessions=3) as (one, other):
+            stays = one.admit(None, layer=2)
+            left = [session for _, session in await leave_one_after_another(one, clock, 2)]
+            newcomer = other.admit(None)
+            look_twice(one, clock)
+            assert [session.is_over for session in left] == [True, False]  # one for one, and who was longest away
+            assert other.capacity().active_sessions == 3
+            other.admit(None)
+            with pytest.raises(SessionCapacityError):
+                other.admit(None)
+            look_twice(one, clock)
+            assert [session.is_over for session in (stays, *left, newcomer)] == [False, True, True, False]
+            assert one.metrics.ended["displaced"] + len(one.sessions) == 3
+            for hive in (one, other):
+                await hive.shutdown()
+            assert other.capacity().active_sessions == 0
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_back_in_time_keeps_its_session_and_who_does_not_is_told() -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        with workers(2, clock, max_sessions=2) as (one, other):
+            (first, longest_away), (second, session) = await leave_one_after_another(one, clock, 2)
+            other.admit(None)  # in the place of one of them, which has not been told
+            assert first.come_back_to(one) is longest_away
+            look_twice(one, clock)
+            assert (longest_away.is_over, session.is_over) == (False, True)
+            with pytest.raises(SessionNotFoundError):
+                second.come_back_to(one)
+            await longest_away.ask_reset({})
+            with pytest.raises(SessionCapacityError):
+                other.admit(None)
+            longest_away.detach()
+            clock.now += 11
+            one.sweep(clock.now)
+            other.admit(None)
+            with pytest.raises(SessionNotFoundError, match="its place went to another"):
+                first.come_back_to(one)  # before its worker has looked
+            assert longest_away.is_over
+            for hive in (one, other):
+                await hive.shutdown()
+            assert other.capacity().active_sessions == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ends", ["with its lease", "killed"])
+def test_a_session_that_ends_by_itself_after_its_place_has_gone_does_not_give_it_back_again(ends: str) -> None:
+    async def scenario() -> None:
+        clock, ada, bob = Clock(), Owner("ada", 1, 0), Owner("bob", 1, 1)
+        with workers(2, clock, max_sessions=1) as (one, other):
+            session = one.admit(Listening(), owner=ada, layer=2)
+            await session.ask_reset({})
+            session.detach()
+            clock.now += 11
+            one.sweep(clock.now)
+            with pytest.raises(SessionCapacityError, match="'ada'"):  # hers still, as long as nobody else needs it
+                one.admit(None, owner=ada)
+            newcomer = other.admit(None, owner=bob)
+            if ends == "killed":
+                session.kill()
+            else:
+                clock.now += 60
+                one.sweep(clock.now)
+            await session.wait_closed()
+            assert other.capacity().active_sessions == 1
+            with pytest.raises(SessionCapacityError, match="Server at capacity: 1 of 1"):
+                one.admit(None, owner=ada)
+            newcomer.end()
+            await newcomer.wait_closed()
+            assert one.admit(None, owner=ada).owner is ada
+            for hive in (one, other):
+                await hive.shutdown()
+            assert other.capacity().active_sessions == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_who_waits_in_line_gets_the_place_of_a_client_that_is_away(count: int) -> None:
+    async def scenario() -> None:
+        clock = Clock()
+        with workers(count, clock, max_sessions=1, admission_timeout=3600.0) as hives:
+            one, other = hives[0], hives[-1]
+            session = one.admit(Listening(), layer=2)
+            session.detach()
+            waiting = asyncio.ensure_future(other.admit_in_turn(None))
+            while not len(other.line or ()):
+                await asyncio.sleep(0)
+            clock.now += 11
+            one.sweep(clock.now)
+            newcomer = await asyncio.wait_for(waiting, 20)
+            look_twice(one, clock)
+            assert (session.is_over, newcomer.is_over) == (True, False)
+            for hive in hives:
+                await hive.shutdown()
+            assert other.capacity().active_sessions == 0
 
     asyncio.run(scenario())
 

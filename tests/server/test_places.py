@@ -174,6 +174,97 @@ def test_a_place_on_offer_that_another_has_taken_is_not_given_back_with_its_sess
         places.take()
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_places_of_clients_that_are_away_go_to_newcomers_who_find_no_other(ledger: Ledger, shared: bool) -> None:
+    places: Places = SharedPlaces(ledger, 0, 0, 2) if shared else LocalPlaces(2)
+    places.take()
+    places.offer_of_away()
+    places.take(displaces=True)  # the other
+    assert (places.taken(), places.on_offer_of_away()) == (2, 1)
+    with pytest.raises(SessionCapacityError):
+        places.take()
+    places.offer()
+    places.take(displaces=True)  # what nobody wants back goes first
+    assert (places.on_offer(), places.on_offer_of_away()) == (0, 1)
+    places.take(displaces=True)
+    assert not places.keep_of_away()
+    with pytest.raises(SessionCapacityError):
+        places.take(displaces=True)
+    places.offer_of_away()
+    assert places.keep_of_away()
+    with pytest.raises(SessionCapacityError):
+        places.take(displaces=True)
+    places.offer_of_away()
+    ticket = places.draw_ticket()
+    places.show_first(ticket)
+    assert [places.take_in_turn(ticket), places.take_in_turn(ticket)] == [True, False]
+    assert (places.taken(), places.limit(), places.on_offer_of_away()) == (2, 2, 0)
+
+
+def test_a_place_of_a_client_that_is_away_is_had_where_it_is_unless_its_worker_stands_still() -> None:
+    now = 1000.0
+    ledger = Ledger.create(2, lambda: now)
+    for worker in range(2):
+        ledger.set_at_work(worker, True)
+    here, there = SharedPlaces(ledger, 0, 0, 2), SharedPlaces(ledger, 0, 1, 2)
+    for _ in range(2):
+        there.take()
+        there.offer_of_away()
+    sent = here.reserve_anywhere()
+    assert sent is not None
+    assert sent[0] == 1
+    assert here.best_worker(Counter()) == 1
+    now += 1.1
+    ledger.sign(0)
+    assert here.best_worker(Counter()) == 0
+    assert here.reserve_anywhere() == (0, None)
+    assert here.reserve_anywhere() is None
+    assert ledger.counts(0) == [1, 1]
+    os.close(ledger.descriptor)
+
+
+def test_a_dead_workers_places_are_on_offer_no_more(ledger: Ledger) -> None:
+    here, there = SharedPlaces(ledger, 0, 0, 1), SharedPlaces(ledger, 0, 1, 1)
+    there.take()
+    there.offer_of_away()
+    ledger.forget(1)
+    here.take()
+    with pytest.raises(SessionCapacityError):
+        here.take(displaces=True)
+
+
+def test_who_waits_with_a_worker_that_stands_still_holds_nobody_up_and_has_its_turn_back() -> None:
+    now = 1000.0
+    ledger = Ledger.create(2, lambda: now)
+    for worker in range(2):
+        ledger.set_at_work(worker, True)
+    stalled, other = SharedPlaces(ledger, 0, 0, 2), SharedPlaces(ledger, 0, 1, 2)
+    for places in (stalled, other):
+        places.take()
+    first, second = stalled.draw_ticket(), other.draw_ticket()
+    stalled.show_first(first)
+    other.show_first(second)
+    other.give_back()
+    now += 0.9
+    assert (other.ahead_of(second), other.take_in_turn(second)) == (1, False)
+    now += 0.2
+    ledger.sign(1)
+    assert (other.ahead_of(second), other.take_in_turn(second)) == (0, True)
+    other.show_first(None)
+    assert not other.anyone_waits()
+    other.give_back()
+    other.take()
+    assert not stalled.take_in_turn(first)
+    other.give_back()
+    with pytest.raises(SessionCapacityError):  # no newcomer of its own gets before it when it is awake again
+        stalled.take()
+    with pytest.raises(SessionCapacityError):
+        other.take()
+    assert stalled.take_in_turn(first)
+    assert (ledger.counts(0), stalled.limit()) == ([2, 0], 2)
+    os.close(ledger.descriptor)
+
+
 def test_each_hive_has_places_of_its_own(ledger: Ledger) -> None:
     ledger.set_limit(1, 1)
     one, other = SharedPlaces(ledger, 0, 0, 7), SharedPlaces(ledger, 1, 0, 1)
@@ -271,12 +362,14 @@ class LastCells:
 
 def _state(ledger: Ledger) -> list[Any]:
     with ledger._locked():  # whatever was left half done is taken back
-        return [ledger.counts(0), ledger.on_offer(0), ledger._plain_counts(MOST_HIVES), ledger.on_the_way(0, 1)]
+        offers = [ledger.on_offer(0), ledger.on_offer_of_away(0)]
+        return [ledger.counts(0), offers, ledger._plain_counts(MOST_HIVES), ledger.on_the_way(0, 1)]
 
 
 CHANGES: dict[str, Callable[[Ledger, Ticket], Any]] = {
     "take": lambda ledger, ticket: ledger.reserve(0, owner=ADA),
     "take another's that is on offer": lambda ledger, ticket: ledger.reserve_from(0, 0),
+    "take that of a client who is away": lambda ledger, ticket: ledger.reserve(0, 2, owner=ADA, displaces=True),
     "take in turn": lambda ledger, ticket: ledger.reserve_in_turn(0, 2, 1, ADA),
     "give back": lambda ledger, ticket: ledger.release(0, 1, ADA.number),
     "arrive": lambda ledger, ticket: ledger.arrive(ticket),
@@ -284,19 +377,25 @@ CHANGES: dict[str, Callable[[Ledger, Ticket], Any]] = {
     "offer": lambda ledger, ticket: ledger.offer(0, 1, ADA),
     "keep": lambda ledger, ticket: ledger.keep(0, 1, ADA),
     "withdraw": lambda ledger, ticket: ledger.withdraw(0, 1, 1),
+    "offer of away": lambda ledger, ticket: ledger.offer_of_away(0, 1),
+    "keep of away": lambda ledger, ticket: ledger.keep_of_away(0, 1),
+    "discount": lambda ledger, ticket: ledger.discount(0, ADA),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_that_somebody_dies_in_the_midst_of_is_none(ledger: Ledger, name: str) -> None:
-    change, whole = CHANGES[name], name != "take another's that is on offer"
+    change = CHANGES[name]
+    whole = name not in ("take another's that is on offer", "take that of a client who is away")
     for writes in range(100):
         ledger.set_limit(0, 7)
         ticket = handed_over(ledger, 0, 1, ADA)
         for worker in range(3):
             ledger.set_at_work(worker, True)
             assert ledger.reserve(0, worker) is not None
-        ledger.offer(0, 1, None)
+        if name != "take that of a client who is away":
+            ledger.offer(0, 1, None)
+        ledger.offer_of_away(0, 1)
         ledger.set_limit(0, 7 if whole else 4)
         before, cells = _state(ledger), ledger._cells
         ledger._cells = cast("Any", LastCells(cells, writes))

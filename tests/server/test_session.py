@@ -71,8 +71,12 @@ class Wire:
     def session_stuck(self, session: Session, *, stuck: bool) -> None:
         self.stuck.append(stuck)
 
-    def session_detached(self, session: Session, *, detached: bool) -> None:
-        self.detached = detached
+    def session_detached(self, session: Session) -> None:
+        self.detached = True
+
+    def session_back(self, session: Session) -> bool:
+        self.detached = False
+        return True
 
     def drop(self) -> None:
         self.dropped = True

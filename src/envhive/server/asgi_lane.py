@@ -155,6 +155,9 @@ class AsgiConnection(Entrance):
         self._session = None
         self.close(GOING_AWAY, "replaced by another connection")
 
+    def _has_left(self) -> bool:
+        return False  # ASGI has no way to look ahead
+
     def _send_elsewhere(self) -> None:
         self.close(TRY_AGAIN_LATER, "another worker has this session")
 

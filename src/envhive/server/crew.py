@@ -30,6 +30,8 @@ _PREFIX: Final = 4
 _MOST_DESCRIPTORS: Final = 32
 _BACKLOG: Final = 128
 _UUID_LENGTH: Final = 36
+_SIGN_S: Final = 0.25
+"""How often a worker gives a sign of life: several times within the second after which it is taken for stalled."""
 
 
 class Parcel(msgspec.Struct, tag="parcel", frozen=True):
@@ -222,6 +224,12 @@ class Crew:
         self._listener.listen(_BACKLOG)
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
         self.ledger.set_at_work(self.index, True)
+        self._give_signs()
+
+    def _give_signs(self) -> None:
+        """Show the others, for as long as the event loop runs, that it does."""
+        self.ledger.sign(self.index)
+        asyncio.get_running_loop().call_later(_SIGN_S, self._give_signs)
 
     def listen_for_requests(self) -> socket.socket:
         """A listening socket for the HTTP requests that other workers pass on to this one."""

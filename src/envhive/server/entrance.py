@@ -62,6 +62,10 @@ class Entrance:
     def resume_reading(self) -> None: ...
 
     @abstractmethod
+    def _has_left(self) -> bool:
+        """Whether the client is known to be gone, although the connection has not been told yet."""
+
+    @abstractmethod
     def _send_elsewhere(self) -> None:
         """Another worker has the session that the client wants: let it try again."""
 
@@ -86,6 +90,12 @@ class Entrance:
             self.refuse(error, TRY_AGAIN_LATER, asked=False)
 
     def _take_place(self, *, reserved: bool) -> None:
+        if self._layer == 2 and self._has_left():
+            # It will never see the token that it would come back with, and the session would wait for it all the same.
+            if reserved:
+                self._hive.give_back_place(self.owner)
+            self.drop()
+            return
         session = self._hive.admit(self, owner=self.owner, reserved=reserved, layer=self._layer)
         self._session = None if session.phase is Phase.CLOSED else session
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ _LONGEST_DELAY_S: Final = 0.001
 """How long a reply may wait for the others of the same turn of the event loop."""
 _LONGEST_REASON: Final = 123
 """Bytes that a close frame has room for."""
+_HUNG_UP: Final = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # the last is Linux's
 _NOBODY: Final = asyncio.Protocol()
 
 
@@ -386,6 +388,13 @@ class FastConnection(Entrance, WSListener):
     def drop(self) -> None:
         self._session = None
         self.abort("replaced by another connection")
+
+    def _has_left(self) -> bool:
+        if self._transport is None or self._transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), _HUNG_UP)
+        return bool(poll.poll(0))
 
     def _send_elsewhere(self) -> None:
         self.abort("it could not be handed to the worker that has the session")  # and may get there next time

@@ -23,6 +23,7 @@ from envhive.errors import (
 )
 from envhive.server.admission import Line
 from envhive.server.auth import Owner
+from envhive.server.away import Away
 from envhive.server.blueprint import Blueprint, session_limit
 from envhive.server.calls import Calls
 from envhive.server.config import ServerConfig
@@ -50,10 +51,6 @@ _LAST_WAIT: Final = 2.0
 _HURRIED_WAIT: Final = 0.5
 """The same for a server that was told twice to stop."""
 
-
-_RETURNING_S: Final = 10.0
-"""How long a client that has lost its connection keeps its place in any case. One that was killed never comes back, and
-the run that is started in its stead needs the places."""
 _COMING_S: Final = 0.05
 """How long a request may take until its session has a place."""
 
@@ -93,10 +90,10 @@ class Hive(Overview):
         self._draining = False
         self._failures_in_a_row = 0
         self._failed_at = 0.0
-        self._detached: set[Session] = set()
         self._scarcity = Scarcity()
         self.http = HttpSessions(self._places, config.session_timeout)
         """Sessions that are found by their id."""
+        self._away = Away(self._places, self.http)
         self._successors: dict[Session, Session] = {}
         """Sessions that begin when another has ended, whose place they have."""
         self._leaving: dict[Session, None] = {}
@@ -147,13 +144,17 @@ class Hive(Overview):
             clock=self._clock,
         )
         session.greet(self._limits)
-        predecessor = predecessor or self.http.make_room()
+        predecessor = predecessor or self.http.make_room() or self._away.make_room()
         if predecessor is None or predecessor.id not in self.sessions:  # it may have closed at once
             session.open()
         else:
             self._successors[predecessor] = session  # their environments might get in each other's way
         self.metrics.admissions += 1
         return session
+
+    def give_back_place(self, owner: Owner | None) -> None:
+        """Whoever a place was reserved for has left before there was a session."""
+        self._places.give_back(owner)
 
     @property
     def _is_draining(self) -> bool:
@@ -181,13 +182,15 @@ class Hive(Overview):
             except QuotaExceededError:
                 raise
             except SessionCapacityError:
-                if self.line is not None or not (self._leaving or (displaces and self._displace_one())):
+                if self.line is not None or not (self._leaving or displaces):
                     raise
                 leaving = next(iter(self._leaving), None)
                 if leaving is not None:
                     del self._leaving[leaving]
                     self.http.give_up_place(leaving)
-                self._places.take(owner)  # another worker may have been faster
+                else:
+                    self._away.offer(self._clock())
+                self._places.take(owner, displaces=displaces)  # another worker may have been faster
             return leaving
         except QuotaExceededError:
             self.metrics.refusals["quota"] += 1
@@ -197,20 +200,9 @@ class Hive(Overview):
                 self.metrics.refusals["capacity"] += 1
             raise self._explained(full) from None
 
-    def _displace_one(self) -> bool:
-        """End the session whose client has been away for longest, if that is so long that it will hardly come back."""
-        latest = self._clock() - _RETURNING_S
-        away = [(since, session) for session in self._detached if (since := session.away_since()) is not None]
-        since, session = min(away, key=lambda each: each[0], default=(latest, None))
-        if session is None or since >= latest:
-            return False
-        logger.info("Session %s ends: its client is away, and another needs its place", session.id)
-        session.end(because="displaced")
-        return True
-
     def _explained(self, full: SessionCapacityError) -> SessionCapacityError:
-        if self._detached:
-            full.message = f"{full} Kept for clients that lost their connection: {len(self._detached)}."
+        if self._away:
+            full.message = f"{full} Kept for clients that lost their connection: {len(self._away)}."
         return full
 
     def _new_id(self) -> str:
@@ -300,7 +292,7 @@ class Hive(Overview):
             self._leaving[session] = None
 
     def session_closed(self, session: Session) -> None:
-        self._detached.discard(session)
+        self._away.take_back(session)
         self._leaving.pop(session, None)
         if self.sessions.pop(session.id, None) is not None:
             self.metrics.ended[session.ended_because] += 1
@@ -343,8 +335,11 @@ class Hive(Overview):
         elif self.stuck.pop(session.id, None) is not None:
             logger.info("What was left of session %s has ended", session.id, extra=session.log_fields())
 
-    def session_detached(self, session: Session, *, detached: bool) -> None:
-        (self._detached.add if detached else self._detached.discard)(session)
+    def session_detached(self, session: Session) -> None:
+        self._away.add(session)
+
+    def session_back(self, session: Session) -> bool:
+        return self._away.take_back(session)
 
     # The clock.
 
@@ -371,8 +366,7 @@ class Hive(Overview):
         self.heartbeat.beat(now)
         self.http.sweep(now)
         self._scarcity.look(now)
-        for session in list(self._detached):
-            session.lapse(now)
+        self._away.sweep(now)
         limit = self.config.session_timeout
         if limit is None:
             return

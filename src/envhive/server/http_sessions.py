@@ -133,6 +133,12 @@ class HttpSessions:
         if isinstance(session.ended_by, SessionExpiredError):
             self._remember(session, str(session.ended_by))
 
+    def lose_place(self, session: Session) -> None:
+        """A session's place has been taken by another, who counts for it."""
+        self._evicted.add(session)
+        if session.owner is not None:
+            self._places.discount(session.owner)
+
     def give_place(self, session: Session) -> None:
         """Let a session that ends have a place again until its environment is closed: who had got it needs none."""
         self._evicted.discard(session)

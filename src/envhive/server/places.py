@@ -14,8 +14,11 @@ from envhive.server.ledger import Ledger, Ticket, check_quota
 class Places(Protocol):
     """The places for sessions that one hive may give away."""
 
-    def take(self, owner: Owner | None = None) -> None:
-        """Take a place in this process; raises `SessionCapacityError` when all of the server's or owner's are taken."""
+    def take(self, owner: Owner | None = None, *, displaces: bool = False) -> None:
+        """Take a place in this process; raises `SessionCapacityError` when all of the server's or owner's are taken.
+
+        `displaces` says whether it may be that of a client that is away.
+        """
 
     def give_back(self, owner: Owner | None = None) -> None:
         """Give back a place in this process."""
@@ -57,6 +60,21 @@ class Places(Protocol):
     def withdraw(self, known: int) -> None:
         """One of `known` sessions on offer here has ended by itself: give its place back, if nobody has taken it."""
 
+    # For sessions whose clients have been away for long. They count as any other, but a newcomer who finds nothing else
+    # gets one of their places.
+
+    def offer_of_away(self) -> None:
+        """The client of a session in this process will hardly come back."""
+
+    def keep_of_away(self) -> bool:
+        """It has come back, or the session ends by itself; False if too late."""
+
+    def on_offer_of_away(self) -> int:
+        """How many such places of this process nobody has taken so far."""
+
+    def discount(self, owner: Owner) -> None:
+        """A session in this process has lost its place to another: it counts no longer for its owner."""
+
 
 class LocalPlaces:
     """The places of a server that is one process."""
@@ -68,20 +86,23 @@ class LocalPlaces:
         self._limit = limit
         self._taken = 0
         self._on_offer = 0
+        self._of_away = 0
         self._tickets = 0
         self._first: int | None = None
 
-    def take(self, owner: Owner | None = None) -> None:
-        if self._first is not None or not self._take(owner):
+    def take(self, owner: Owner | None = None, *, displaces: bool = False) -> None:
+        if self._first is not None or not self._take(owner, displaces):
             raise SessionCapacityError(self._taken, self._limit)
 
-    def _take(self, owner: Owner | None) -> bool:
+    def _take(self, owner: Owner | None, displaces: bool) -> bool:
         if owner is not None:
             check_quota(owner, self._taken_by[owner])
         if self._taken < self._limit:
             self._taken += 1
         elif self._on_offer:
             self._on_offer -= 1
+        elif displaces and self._of_away:
+            self._of_away -= 1
         else:
             return False
         if owner is not None:
@@ -110,7 +131,8 @@ class LocalPlaces:
         return 0 if self._first is None else ticket - self._first
 
     def take_in_turn(self, ticket: int, owner: Owner | None = None) -> bool:
-        return (self._taken < self._limit or self._on_offer > 0) and self._take(owner)
+        full = self._taken >= self._limit
+        return not (full and not self._on_offer and not self._of_away) and self._take(owner, displaces=True)
 
     def anyone_waits(self) -> bool:
         return self._first is not None
@@ -137,6 +159,21 @@ class LocalPlaces:
             self._on_offer -= 1
             self._taken -= 1
 
+    def offer_of_away(self) -> None:
+        self._of_away += 1
+
+    def keep_of_away(self) -> bool:
+        if not self._of_away:
+            return False
+        self._of_away -= 1
+        return True
+
+    def on_offer_of_away(self) -> int:
+        return self._of_away
+
+    def discount(self, owner: Owner) -> None:
+        self._taken_by[owner] -= 1
+
 
 class SharedPlaces:
     """The places of one hive, over all workers, as one of them sees them."""
@@ -147,8 +184,9 @@ class SharedPlaces:
         self._worker = worker
         ledger.set_limit(hive, limit)
 
-    def take(self, owner: Owner | None = None) -> None:
-        if self._ledger.reserve(self.hive, self._worker, owner=owner) is None:
+    def take(self, owner: Owner | None = None, *, displaces: bool = False) -> None:
+        self._ledger.sign(self._worker)  # after a standstill those who wait here are again before this newcomer
+        if self._ledger.reserve(self.hive, self._worker, owner=owner, displaces=displaces) is None:
             raise SessionCapacityError(self.taken(), self.limit())
 
     def give_back(self, owner: Owner | None = None) -> None:
@@ -159,6 +197,7 @@ class SharedPlaces:
 
         With a ticket where it is another worker, which gets it with the connection.
         """
+        self._ledger.sign(self._worker)  # as in `take`
         try:
             return self._ledger.reserve_from(self._worker, self.hive, owner)
         except SessionCapacityError:
@@ -204,15 +243,29 @@ class SharedPlaces:
     def withdraw(self, known: int) -> None:
         self._ledger.withdraw(self.hive, self._worker, known)
 
+    def offer_of_away(self) -> None:
+        self._ledger.offer_of_away(self.hive, self._worker)
+
+    def keep_of_away(self) -> bool:
+        return self._ledger.keep_of_away(self.hive, self._worker)
+
+    def on_offer_of_away(self) -> int:
+        return self._ledger.on_offer_of_away(self.hive)[self._worker]
+
+    def discount(self, owner: Owner) -> None:
+        self._ledger.discount(self._worker, owner)
+
     def best_worker(self, coming: Mapping[int, int]) -> int:
         """Where a new session would go now: to the worker with the fewest, or, when all is taken, a place on offer.
 
         `coming` are those who have been sent to each, and may not be there yet.
         """
         counts, offers = self._ledger.counts(self.hive), self._ledger.on_offer(self.hive)
-        full = sum(counts) >= self.limit()
-        welcome = self._ledger.welcoming()
-        at_work = [worker for worker, yes in enumerate(welcome) if yes and (offers[worker] or not full)]
+        at_work = [worker for worker, yes in enumerate(self._ledger.welcoming()) if yes]
+        if sum(counts) >= self.limit():
+            offers = offers if any(offers) else self._ledger.on_offer_of_away(self.hive)
+            lively = self._ledger.lively()
+            at_work = [worker for worker in at_work if offers[worker] and lively[worker]]
         return min(
             at_work or [self._worker], key=lambda worker: (counts[worker] + coming[worker], worker != self._worker)
         )

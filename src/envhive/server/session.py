@@ -46,8 +46,11 @@ class Keeper(Protocol):
     def session_stuck(self, session: Session, *, stuck: bool) -> None:
         """Its code runs on without it, or has ended at last."""
 
-    def session_detached(self, session: Session, *, detached: bool) -> None:
-        """It waits for its client to come back, or waits no longer."""
+    def session_detached(self, session: Session) -> None:
+        """It waits for its client to come back."""
+
+    def session_back(self, session: Session) -> bool:
+        """It waits no longer, if it did; False if its place has gone to another meanwhile."""
 
 
 class Session(Turns):
@@ -132,7 +135,7 @@ class Session(Turns):
             return
         self._held = self._reading_paused = False
         extended.detached_at = self._clock()
-        self._keeper.session_detached(self, detached=True)
+        self._keeper.session_detached(self)
         self._pump()
 
     def attach(self, outlet: Outlet, token: str, limits: dict[str, Any]) -> None:
@@ -140,12 +143,14 @@ class Session(Turns):
         extended = self._extended
         if extended is None or self._phase in OVER or not extended.admits(token):
             raise SessionNotFoundError("This session is not there, or not yours")
+        if not self._keeper.session_back(self):
+            self.end(because="displaced")
+            raise SessionNotFoundError("This session has ended: its place went to another while its client was away")
         before, self._outlet = self._outlet, outlet
         if before is not None:
             before.drop()  # the server had not noticed yet that it was lost
         extended.detached_at = None
         self._held = self._reading_paused = False
-        self._keeper.session_detached(self, detached=False)
         self.last_active = self._clock()
         outlet.send(extended.hello(self.id, limits, resumed=True))
         self._pump()
@@ -189,7 +194,7 @@ class Session(Turns):
         self.ended_because = because
         self._drop_inbox()
         if self._extended is not None:
-            self._keeper.session_detached(self, detached=False)
+            self._keeper.session_back(self)
         self._keeper.session_ending(self)
         if was is IDLE or not self.has_begun:
             self._close_environment()
