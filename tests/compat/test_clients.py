@@ -70,6 +70,16 @@ with Echo(URL).sync() as env:
     other.step("ho")
     print(type(other).__name__, other.state(), env.state())
 """,
+    "a step of one's own": """
+class Named(Echo):
+    def step(self, action, **kwargs): return super().step(action, **kwargs)
+class Bare(Echo):
+    def step(self, action): return super().step(action)
+for cls in (Named, Bare):
+    with cls(URL).sync() as env:
+        env.reset()
+        print(env.step("hi").observation["echoed_message"])
+""",
     "async": """
 async def main():
     async with Echo(URL) as env:

@@ -47,7 +47,8 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def step(self, action: ActT, timeout_s: float | None = None) -> StepResult[ObsT]:
         """See `EnvClient.step`."""
-        return self._run(self._client.step, action, timeout_s)
+        limit = {} if timeout_s is None else {"timeout_s": timeout_s}  # a derived class may not take one
+        return self._run(self._client.step, action, **limit)
 
     def state(self) -> StateT:
         """See `EnvClient.state`."""
