@@ -71,7 +71,7 @@ _MCP_CLIENT: Final = {
     "MCPClientBase": "envhive.compat.clients:MCPToolClient",
     "MCPToolClient": "envhive.compat.clients:MCPToolClient",
 }
-_HTTP_CLIENT: Final = _from("envhive.compat.clients", "HTTPEnvClient")
+_HTTP_CLIENT: Final = _from("envhive.compat.http_client", "HTTPEnvClient")
 _MODELS: Final = _from(
     "envhive.compat.llm",
     *("AnthropicClient", "LLMClient", "LLMResponse", "OpenAIClient", "ToolCall", "create_llm_client"),
