@@ -167,6 +167,12 @@ MODULES: Final[dict[str, Names]] = {
 }
 """Each module, with where its names are. `openenv_core` and `core` are the same as `openenv.core`."""
 
+STAND_INS: Final[dict[str, Names]] = {
+    "openenv.core.env_server.gradio_theme": _from("envhive.compat.pages", "OPENENV_GRADIO_CSS", "OPENENV_GRADIO_THEME"),
+    "openenv.core.env_server.gradio_ui": _from("envhive.compat.pages", "build_gradio_app", "get_gradio_display_title"),
+}
+"""Modules that are there only where OpenEnv is not installed, so that what imports them can be imported."""
+
 ELSEWHERE: Final[dict[str, Names]] = {
     "openenv": _from("openenv.auto", "AutoAction", "AutoEnv"),
 }
