@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, WebSocket
 from fastapi.routing import APIWebSocketRoute
@@ -22,6 +23,8 @@ from envhive.server.http import register_http_routes
 from envhive.server.mcp_http import McpEndpoint
 from envhive.server.openenv import OpenEnvNames
 from envhive.types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
+
+logger: Final = logging.getLogger("envhive.server")
 
 
 class HTTPEnvServer(OpenEnvNames):
@@ -213,7 +216,7 @@ def create_app(
         >>> app.title
         'echo on EnvHive'
     """
-    return create_fastapi_app(
+    app = create_fastapi_app(
         env,
         action_cls,
         observation_cls,
@@ -224,3 +227,9 @@ def create_app(
         mode=mode,
         reset_observation_cls=reset_observation_cls,
     )
+    hive = app.state.envhive.hive
+    if hive.config.wants_page and (hive.crew is None or hive.crew.index == 0):  # one worker says so for all
+        logger.warning(
+            "ENABLE_WEB_INTERFACE is set, but EnvHive serves no page at /web: step the environment with `envhive play`"
+        )
+    return app
