@@ -12,7 +12,6 @@ from fastapi.routing import APIWebSocketRoute
 from starlette.middleware import Middleware
 from starlette.routing import websocket_session
 
-from envhive import __version__
 from envhive.environment import Environment
 from envhive.server.asgi_lane import serve_websocket
 from envhive.server.blueprint import Blueprint
@@ -170,7 +169,7 @@ def create_fastapi_app(
     )
     app = FastAPI(
         title=f"{server.hive.blueprint.env_name} on EnvHive",
-        version=__version__,
+        version="1.0.0",  # as OpenEnv's apps: `openenv validate` takes it for that of the protocol
         description="A reinforcement-learning environment. Episodes run over the WebSocket at `/ws`.",
     )
     server.register_routes(app)
