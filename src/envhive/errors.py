@@ -346,7 +346,15 @@ class ConnectError(TransportError, ConnectionError):
 
 
 class ConnectionLostError(TransportError, ConnectionError):
-    """The connection ended while it was needed. `reset()` opens a new session."""
+    """The connection ended while it was needed. `reset()` opens a new session.
+
+    `close_code` and `close_reason` are what the server closed it with, if it did.
+    """
+
+    def __init__(self, message: str = "", close_code: int | None = None, close_reason: str = "") -> None:
+        super().__init__(message)
+        self.close_code = close_code
+        self.close_reason = close_reason
 
 
 class BadReplyError(TransportError):

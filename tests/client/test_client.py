@@ -377,6 +377,39 @@ def test_an_episode_goes_on_over_event_loops_that_end_and_takes_one_place() -> N
         server.wait_until_empty()
 
 
+FORGETFUL: Final = """
+import asyncio, gc, sys, threading
+from envhive import GenericEnvClient
+
+def play():
+    async def begin():
+        await GenericEnvClient(sys.argv[1]).reset()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    if sys.argv[2] == "closed":
+        loop.close()
+
+if sys.argv[3] == "elsewhere":
+    thread = threading.Thread(target=play)
+    thread.start()
+    thread.join()
+else:
+    play()
+gc.collect()
+"""
+
+
+@pytest.mark.parametrize("loop", ["closed", "open"])
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_client_that_is_forgotten_with_its_loop_goes_quietly(server: Running, loop: str, where: str) -> None:
+    command = [sys.executable, "-c", FORGETFUL, server.url, loop, where]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "Exception ignored" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_client_of_a_running_loop_refuses_another_loop(server: Running) -> None:
     async def elsewhere(client: GenericEnvClient) -> None:
         await client.reset()

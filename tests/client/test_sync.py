@@ -52,6 +52,32 @@ def test_a_generic_client_speaks_in_dicts(server: Running) -> None:
         assert env.state()["step_count"] == 1
 
 
+class Named(CountingClient):
+    async def step(self, action: Move, **kwargs: Any) -> Any:  # type: ignore[override]
+        return await super().step(action, **kwargs)
+
+
+class Bare(CountingClient):
+    async def step(self, action: Move) -> Any:  # type: ignore[override]
+        return await super().step(action)
+
+
+@pytest.mark.parametrize("client_cls", [Named, Bare])
+def test_a_class_may_have_a_step_of_its_own_that_takes_no_time_limit(
+    server: Running, client_cls: type[CountingClient]
+) -> None:
+    with client_cls(server.url).sync() as env:
+        env.reset()
+        assert env.step(Move(by=3)).reward == 3.0
+
+
+def test_a_time_limit_reaches_a_step_that_takes_it_by_name(server: Running) -> None:
+    with Named(server.url).sync() as env:
+        env.reset()
+        with pytest.raises(ValueError, match="timeout_s must be a number of seconds above 0, not -1"):
+            env.step(Move(by=3), timeout_s=-1)
+
+
 def test_a_context_manager_connects_at_once_and_ends_the_session_at_its_end(server: Running) -> None:
     with GenericEnvClient(server.url).sync():
         eventually(lambda: server.server.active_sessions == 1)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 
 import pytest
+import websockets
 
-from envhive.compat.clients import GenericEnvClient
-from envhive.errors import SessionCapacityError, SessionError
+from envhive.compat.clients import GenericEnvClient, MCPToolClient
+from envhive.errors import ConnectError, ConnectionLostError, RequestTimeoutError, SessionCapacityError, SessionError
+from tests.client.peers import Peer, close_frame, peer_server
 from tests.support.envs import counting
 from tests.support.servers import serving
 
@@ -50,3 +54,37 @@ def test_messages_can_be_sent_as_they_are() -> None:
 
     with serving(counting(), "fast") as server:
         asyncio.run(scenario(server.url))
+
+
+@pytest.mark.parametrize("client_cls", [GenericEnvClient, MCPToolClient])
+@pytest.mark.parametrize("code", [None, 1001, 1011])
+def test_a_lost_connection_is_what_loops_that_try_again_look_for(
+    client_cls: type[GenericEnvClient], code: int | None
+) -> None:
+    def leave(peer: Peer) -> None:
+        peer.receive()
+        if code is not None:
+            peer.send_bytes(close_frame(code, "gone"))
+
+    with peer_server(leave) as server, client_cls(server.url).sync() as client:
+        with pytest.raises(websockets.exceptions.ConnectionClosed) as caught:
+            client.state()
+        for lost in (caught.value, copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):
+            assert type(lost).__name__ == "ConnectionClosedError"
+            assert isinstance(lost, ConnectionLostError)
+            assert isinstance(lost, ConnectionError)
+            assert (lost.rcvd and lost.rcvd.code, lost.sent) == (code, None)
+            assert (lost.code, lost.reason) == ((1006, "") if code is None else (code, "gone"))
+            assert ("was lost" if code is None else f"({code}: gone)") in str(lost)
+
+
+def test_a_time_out_that_is_set_afterwards_holds() -> None:
+    with peer_server(Peer.ignore_everything) as server, GenericEnvClient(server.url).sync() as client:
+        client._async._message_timeout = 0.05
+        with pytest.raises(RequestTimeoutError, match=r"within 0\.05 s"):
+            client.reset()
+    with peer_server(Peer.wait_until_gone, shake_hands=False) as silent:
+        client = GenericEnvClient(silent.url).sync()
+        client._async._connect_timeout = 0.05
+        with pytest.raises(ConnectError, match=r"within 0\.05 s"):
+            client.reset()

@@ -70,6 +70,16 @@ with Echo(URL).sync() as env:
     other.step("ho")
     print(type(other).__name__, other.state(), env.state())
 """,
+    "a step of one's own": """
+class Named(Echo):
+    def step(self, action, **kwargs): return super().step(action, **kwargs)
+class Bare(Echo):
+    def step(self, action): return super().step(action)
+for cls in (Named, Bare):
+    with cls(URL).sync() as env:
+        env.reset()
+        print(env.step("hi").observation["echoed_message"])
+""",
     "async": """
 async def main():
     async with Echo(URL) as env:
@@ -114,6 +124,66 @@ async def main():
     await env.reset()
     await env.close()
 asyncio.run(main())
+""",
+    "what is inside": """
+async def main():
+    env = Echo(URL)
+    print(env._ws, env._ws_url.replace("ws://", "http://").removesuffix("/ws") == URL, env._provider)
+    print(env._message_timeout, env._connect_timeout)
+    env._message_timeout, env._connect_timeout = 120, 5.0
+    await env._ensure_connected()
+    env._ws.ping_interval = None
+    print(bool(env._ws), env._ws.ping_interval, env._message_timeout, env._connect_timeout)
+    print((await env.reset()).done)
+    await env.close()
+    print(env._ws)
+asyncio.run(main())
+import websockets
+print(websockets.exceptions.ConnectionClosed.__name__)
+""",
+    "what is inside a client of a provider": """
+starter = Starter()
+env = Echo(provider=starter)
+print(env._ws_url, env._provider is starter)
+with env:
+    print(env._ws_url.endswith("/ws"), env._provider is starter)
+print(env._ws_url)
+env = Echo(URL)
+env._provider = starter
+env.reset()
+env.close()
+""",
+    "what is inside a sync client": """
+env = Echo(URL).sync()
+print(type(env._async).__name__, env._message_timeout, env._ws)
+env.reset()
+print(env._loop.is_running(), env._ws is env._async._ws, hasattr(env, "_nothing"))
+asyncio.run_coroutine_threadsafe(env._async._ensure_connected(), env._loop).result()
+env._ensure_connected()
+env._async._message_timeout = 1.5
+print(env._message_timeout, env._send_and_receive({"type": "state"})["type"])
+env.close()
+""",
+    "a connection that the server closes": """
+import threading, websockets
+from websockets.sync.server import serve
+def behave(ws):
+    ws.recv()
+    ws.close(1011, "broken")
+with serve(behave, "127.0.0.1", 0) as server:
+    threading.Thread(target=server.serve_forever).start()
+    url = "http://127.0.0.1:%d" % server.socket.getsockname()[1]
+    try:
+        Echo(url).sync().reset()
+    except websockets.exceptions.ConnectionClosed as error:
+        print(type(error).__name__, error.rcvd.code, error.rcvd.reason, error.code, error.reason)
+    async def main():
+        try:
+            await Echo(url).reset()
+        except Exception as error:
+            print(type(error).__name__)
+    asyncio.run(main())
+    server.shutdown()
 """,
     "neither address nor provider": """
 try:

@@ -19,7 +19,7 @@ import envhive
 from envhive import compat
 from envhive.compat.hook import ROOTS
 from envhive.compat.names import MODULES
-from envhive.errors import TargetError
+from envhive.errors import ConfigurationError, TargetError
 from envhive.server.target import load_target
 from envhive.wire.observations import encode_observation
 from tests.test_layers import loaded_by
@@ -165,6 +165,20 @@ def test_importing_types_loads_no_web_framework() -> None:
     assert not loaded & {"fastapi", "starlette", "uvicorn", "mcp", "fastmcp"}
 
 
+def test_modules_of_the_page_can_be_imported_and_draw_none(hook: None) -> None:
+    found = run("""
+        from openenv.core.env_server.gradio_theme import OPENENV_GRADIO_CSS, OPENENV_GRADIO_THEME
+        from openenv.core.env_server.gradio_ui import build_gradio_app, get_gradio_display_title
+        from openenv.core.env_server import gradio_ui
+        import openenv_core.env_server.gradio_ui
+    """)
+    assert found["get_gradio_display_title"](None, "word game") == "OpenEnv Agentic Environment: word game"
+    with pytest.raises(ConfigurationError, match=r"pip install openenv beside EnvHive, or step .* `envhive play`"):
+        found["gradio_ui"].build_gradio_app(None, [], None, False)
+    with pytest.raises(ModuleNotFoundError, match="no '_nonsense' in it"):
+        run("from openenv.core.env_server.gradio_ui import _nonsense")
+
+
 # What is not there.
 
 
@@ -274,6 +288,18 @@ def test_a_replaced_module_has_the_rest_of_its_names_from_an_installed_openenv(h
             run("from openenv.core.env_server.serialization import _helper")
     compat.uninstall()
     assert not [name for name in sys.modules if name.startswith("openenv.core.env_server.web_interface")]
+
+
+def test_the_page_is_that_of_an_installed_openenv(hook: None, tmp_path: Path) -> None:
+    for folder in ("openenv", "openenv/core", "openenv/core/env_server"):
+        write_package(tmp_path / folder)
+    (tmp_path / "openenv/core/env_server/gradio_ui.py").write_text(
+        "from .types import Action\nbuild_gradio_app = len\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    importlib.invalidate_caches()
+    found = run("from openenv.core.env_server.gradio_ui import Action, build_gradio_app")
+    assert (found["Action"], found["build_gradio_app"]) == (envhive.Action, len)
 
 
 def test_what_an_app_replaces_stays_replaced_whoever_asks_for_it_then_and_by_whatever_name(hook: None) -> None:

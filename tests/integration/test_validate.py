@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from envhive.scaffold.project import KINDS, Kind, Project, write_project
-from tests.integration.conftest import Peer, ServeTheirs, clean_environ, installed
+from tests.integration.conftest import Peer, ServeOurs, ServeTheirs, clean_environ, installed
 from tests.support.processes import ENVHIVE, plain_environ
 
 pytestmark = pytest.mark.integration
@@ -61,6 +61,15 @@ def test_openenvs_validation_finds_fault_where_there_is_one(openenv: Path, tmp_p
     command = [openenv, "validate", str(tmp_path / "game")]
     done = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=300)
     assert (done.returncode, "FAIL  static.manifest" in done.stdout) == (1, True)
+
+
+def test_a_running_server_passes_openenvs_validation(openenv: Path, serve_ours: ServeOurs) -> None:
+    with serve_ours(4) as url:
+        command = [openenv, "validate", "--url", url, "--json"]
+        done = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["standard_profile"], report["standard_version"]) == ("openenv-http/1.x", "1.0.0")
 
 
 def test_a_python_without_openenv_is_told(tmp_path: Path) -> None:

@@ -34,6 +34,23 @@ def test_a_derived_class_finds_what_it_reaches_for() -> None:
     assert (server.env_name, server._max_concurrent_envs) == ("counting", server.max_concurrent_envs)
 
 
+@pytest.mark.parametrize(("value", "lines"), [("true", 1), ("1", 1), ("YES", 1), ("false", 0), ("0", 0), ("", 0)])
+def test_a_page_that_was_asked_for_and_is_not_there_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: str, lines: int
+) -> None:
+    monkeypatch.setenv("ENABLE_WEB_INTERFACE", value)
+    with TestClient(create_app(counting(), Move, Seen)) as client:
+        assert client.get("/web").status_code == 404
+    assert caplog.text.count("no page at /web: step the environment with `envhive play`") == lines
+
+
+def test_an_apps_version_is_that_of_openenvs_apps_or_its_own() -> None:
+    app = FastAPI(version="7.1")
+    HTTPEnvServer(counting(), Move, Seen).register_routes(app)
+    for each, version in ((app, "7.1"), (create_app(counting(), Move, Seen), "1.0.0")):
+        assert TestClient(each).get("/openapi.json").json()["info"]["version"] == version
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_derived_class_may_set_what_openenvs_constructor_sets(first: bool) -> None:
     class Derived(HTTPEnvServer):

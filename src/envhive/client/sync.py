@@ -47,7 +47,8 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def step(self, action: ActT, timeout_s: float | None = None) -> StepResult[ObsT]:
         """See `EnvClient.step`."""
-        return self._run(self._client.step, action, timeout_s)
+        limit = {} if timeout_s is None else {"timeout_s": timeout_s}  # a derived class may not take one
+        return self._run(self._client.step, action, **limit)
 
     def state(self) -> StateT:
         """See `EnvClient.state`."""
@@ -80,6 +81,9 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self._of_client(name)
+
+    def _of_client(self, name: str) -> Any:
         found = getattr(self._client, name)
         return functools.partial(self._run, found) if inspect.iscoroutinefunction(found) else found
 
@@ -133,9 +137,14 @@ def is_on_a_loop() -> bool:
     return True
 
 
+def shared_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all sync clients."""
+    return _background.loop()
+
+
 def is_in_background() -> bool:
     """Whether this code runs on the shared event loop."""
-    return asyncio.get_running_loop() is _background.loop()
+    return asyncio.get_running_loop() is shared_loop()
 
 
 def run_in_background(coroutine: Coroutine[Any, Any, T]) -> T:

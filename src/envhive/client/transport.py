@@ -40,6 +40,7 @@ from envhive.wire.pairing import OnReply, Pairing
 from envhive.wire.silence import SILENT
 
 _CLOSE_TIMEOUT: Final = 5.0
+_NO_CODE: Final = 1005  # of a close frame
 _SUBPROTOCOL: Final = "Sec-WebSocket-Protocol"
 _MOST_REDIRECTS: Final = 5
 _ANSWERS: Final = {"reset": "observation", "step": "observation", "state": "state", "mcp": "mcp"}
@@ -369,13 +370,12 @@ class Transport(WSListener):
 
     def _server_closes(self, transport: WSTransport, frame: WSFrame) -> None:
         code, reason = frame.get_close_code(), frame.get_close_reason() or ""
-        number = getattr(code, "value", code)
+        number: Any = getattr(code, "value", code)
         said = f"The server closed the connection ({number}{': ' + reason if reason else ''})"
         if reason == StepTimeoutError.code:
             said += ": a step took too long and could not be stopped, and its session with it. reset() opens another"
-        self.end(
-            MessageTooLargeError(said) if number == WSCloseCode.MESSAGE_TOO_BIG.value else ConnectionLostError(said)
-        )
+        lost = ConnectionLostError(said, number or _NO_CODE, reason)
+        self.end(MessageTooLargeError(said) if number == WSCloseCode.MESSAGE_TOO_BIG.value else lost)
         self._hang_up(WSCloseCode.OK if number == 0 else code)
 
     def _hang_up(self, code: WSCloseCode) -> None:

@@ -10,15 +10,23 @@ import re
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final, Generic, Self, TypeVar
 
 from envhive.client import client as native
 from envhive.client import mcp, sync
 from envhive.client.launch import servers_of
 from envhive.client.options import websocket_url
-from envhive.client.sync import is_in_background, is_on_a_loop, run_in_background
+from envhive.client.sync import is_in_background, is_on_a_loop, run_in_background, shared_loop
 from envhive.client.transport import Transport
-from envhive.errors import ConfigurationError, EnvironmentFailureError, RequestError, SessionError
+from envhive.compat.closed import ConnectionClosedError
+from envhive.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    EnvironmentFailureError,
+    RequestError,
+    SessionError,
+)
 from envhive.fleet.fleet import Fleet
 from envhive.providers.base import Provider
 from envhive.types import Observation, State, StepResult
@@ -63,12 +71,10 @@ class EnvClient(native.EnvClient[ActT, ObsT, StateT]):
             headers=headers,
             **options,
         )
-        self._provided = None if provider is None else _Provided(provider)
         self._starts_provider = base_url is None
         if base_url is None:
             self._base_url = ""
-        else:
-            self._servers = self._provided
+        self._provider = provider
         self._is_plain: bool | None = None
         """Whether it is used by plain code; None before its first use."""
         self._children: list[EnvClient[Any, Any, Any]] = []
@@ -77,6 +83,46 @@ class EnvClient(native.EnvClient[ActT, ObsT, StateT]):
     def base_url(self) -> Any:
         """The server's address; None until a provider is started."""
         return self._base_url or None
+
+    # What scripts reach for by OpenEnv's names.
+
+    @property
+    def _message_timeout(self) -> float | None:
+        return self._options.message_timeout_s
+
+    @_message_timeout.setter
+    def _message_timeout(self, seconds: float | None) -> None:
+        self._options = replace(self._options, message_timeout_s=seconds)
+
+    @property
+    def _connect_timeout(self) -> float:
+        return self._options.connect_timeout_s
+
+    @_connect_timeout.setter
+    def _connect_timeout(self, seconds: float) -> None:
+        self._options = replace(self._options, connect_timeout_s=seconds)
+
+    @property
+    def _ws_url(self) -> str | None:
+        return self._url if self._base_url else None
+
+    @property
+    def _ws(self) -> Transport | None:
+        """The connection, if there is one. Some set its `ping_interval` to None, which changes nothing here."""
+        return self._transport
+
+    @property
+    def _provider(self) -> Any:
+        return self._servers if self._provided is None else self._provided.provider
+
+    @_provider.setter
+    def _provider(self, provider: Any) -> None:
+        self._provided = None if provider is None else _Provided(provider)
+        if not self._starts_provider:
+            self._servers = self._provided
+
+    async def _ensure_connected(self) -> None:
+        await super().connect()
 
     # Each of them for both kinds of code.
 
@@ -170,6 +216,10 @@ def _in_openenvs_words() -> Iterator[None]:
             code = "" if "(code: " in error.message else f" (code: {error.code})"
             error.message = f"{_SAID}{error.message or error}{code}"
         raise
+    except ConnectionLostError as lost:
+        if isinstance(lost, ConnectionClosedError):
+            raise
+        raise ConnectionClosedError.of(lost) from lost
 
 
 class _Pending(Generic[T]):
@@ -197,7 +247,8 @@ class _Provided:
     token = None
 
     def __init__(self, provider: Any) -> None:
-        self._provider: Any = servers_of(provider) if isinstance(provider, (Provider, Fleet)) else provider
+        self.provider = provider
+        self._servers: Any = servers_of(provider) if isinstance(provider, (Provider, Fleet)) else provider
         self._lock = threading.Lock()
         self._url: str | None = None
 
@@ -217,7 +268,7 @@ class _Provided:
             self._stop()
 
     def _start(self) -> str:
-        provider = self._provider
+        provider = self._servers
         if isinstance(provider, (Provider, Fleet)):
             url = provider.start()
         elif hasattr(provider, "start_container"):
@@ -232,7 +283,7 @@ class _Provided:
         return url
 
     def _stop(self) -> None:
-        stop = getattr(self._provider, "stop_container", None) or getattr(self._provider, "stop", None)
+        stop = getattr(self._servers, "stop_container", None) or getattr(self._servers, "stop", None)
         if stop is not None:
             stop()
 
@@ -242,6 +293,20 @@ class SyncEnvClient(sync.SyncEnvClient[ActT, ObsT, StateT]):
 
     def step(self, action: ActT, timeout_s: float | None = None, **kwargs: Any) -> StepResult[ObsT]:
         return super().step(action, timeout_s)
+
+    @property
+    def _async(self) -> native.EnvClient[ActT, ObsT, StateT]:
+        return self._client
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """Shared by all sync clients of the process: it is not for one of them to stop."""
+        return shared_loop()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_client":  # the latter while it is copied, or unpickled
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self._of_client(name)
 
     def new_session(self) -> SyncEnvClient[ActT, ObsT, StateT]:
         client = self.async_client
@@ -271,72 +336,6 @@ class GenericAction(dict[str, Any]):
 
     def __repr__(self) -> str:
         return f"GenericAction({', '.join(f'{name}={value!r}' for name, value in self.items())})"
-
-
-class HTTPEnvClient(Generic[ActT, ObsT]):
-    """The client of OpenEnv's first releases: plain calls, no `await`. Here it keeps one session over a WebSocket.
-
-    Typed clients define `_step_payload`, `_parse_result` and `_parse_state`.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        request_timeout_s: float = 15.0,
-        default_headers: dict[str, str] | None = None,
-        provider: Any = None,
-    ) -> None:
-        self._base = base_url.rstrip("/")
-        self._provider = provider
-        self._client = _Speaking(
-            self, base_url, message_timeout_s=request_timeout_s, headers=dict(default_headers or {})
-        ).sync()
-
-    def reset(self, **kwargs: Any) -> StepResult[ObsT]:
-        return self._client.reset(**kwargs)
-
-    def step(self, action: ActT) -> StepResult[ObsT]:
-        return self._client.step(action)
-
-    def state(self) -> Any:
-        return self._client.state()
-
-    def close(self) -> None:
-        self._client.close()
-        if self._provider is not None:
-            self._provider.stop_container()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def _step_payload(self, action: Any) -> Any:
-        return action.model_dump() if hasattr(action, "model_dump") else action
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        return StepResult(payload.get("observation"), payload.get("reward"), bool(payload.get("done")))
-
-    def _parse_state(self, payload: dict[str, Any]) -> Any:
-        return payload
-
-
-class _Speaking(native.EnvClient[Any, Any, Any]):
-    """Speaks for an `HTTPEnvClient`, in that one's words."""
-
-    def __init__(self, owner: HTTPEnvClient[Any, Any], base_url: str, **options: Any) -> None:
-        super().__init__(base_url, **options)
-        self._owner = owner
-
-    def _step_payload(self, action: Any) -> Any:
-        return self._owner._step_payload(action)
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        return self._owner._parse_result(payload)
-
-    def _parse_state(self, payload: dict[str, Any]) -> Any:
-        return self._owner._parse_state(payload)
 
 
 def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:

@@ -12,7 +12,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location,
 from types import ModuleType
 from typing import Any, Final
 
-from envhive.compat.names import ELSEWHERE, MODULES, NEEDS
+from envhive.compat.names import ELSEWHERE, MODULES, NEEDS, STAND_INS
 from envhive.compat.serialization import serialize_observation
 from envhive.errors import ConfigurationError
 from envhive.wire.observations import write_observations_by
@@ -48,11 +48,12 @@ class AliasModule(ModuleType):
     def __init__(self, name: str, key: str) -> None:
         super().__init__(name, f"EnvHive's part of {key}.")
         self.__key = key
+        self.__names = MODULES.get(key) or STAND_INS.get(key, {})
         missing = {name for package, names in NEEDS.items() if find_spec(package) is None for name in names}
-        self.__all__ = sorted(set(MODULES[key]) - missing - {"__version__"})
+        self.__all__ = sorted(set(self.__names) - missing - {"__version__"})
 
     def __getattr__(self, name: str) -> Any:
-        known = {**ELSEWHERE.get(self.__key, {}), **MODULES[self.__key]}
+        known = {**ELSEWHERE.get(self.__key, {}), **self.__names}
         if name.startswith("__") and name not in known:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if f"{self.__key}.{name}" in MODULES:
@@ -111,7 +112,7 @@ class AliasFinder(MetaPathFinder):
         if root == "core" and find_real("core") is not None and (not rest or PathFinder.find_spec(fullname, path)):
             return None  # the folder has a package of this everyday name; what it holds is its own
         key = f"{ROOTS[root]}.{rest}" if rest else ROOTS[root]
-        if key in MODULES:
+        if key in MODULES or (key in STAND_INS and find_real(key) is None):
             # Every one is a package, so that Python asks here, too, for names that are not in it.
             return spec_from_loader(fullname, AliasLoader(key), origin="envhive.compat", is_package=True)
         found = PathFinder.find_spec(fullname, path) if path else find_real(key, fullname)

@@ -71,7 +71,7 @@ _MCP_CLIENT: Final = {
     "MCPClientBase": "envhive.compat.clients:MCPToolClient",
     "MCPToolClient": "envhive.compat.clients:MCPToolClient",
 }
-_HTTP_CLIENT: Final = _from("envhive.compat.clients", "HTTPEnvClient")
+_HTTP_CLIENT: Final = _from("envhive.compat.http_client", "HTTPEnvClient")
 _MODELS: Final = _from(
     "envhive.compat.llm",
     *("AnthropicClient", "LLMClient", "LLMResponse", "OpenAIClient", "ToolCall", "create_llm_client"),
@@ -166,6 +166,12 @@ MODULES: Final[dict[str, Names]] = {
     "openenv.core.utils": _URLS,
 }
 """Each module, with where its names are. `openenv_core` and `core` are the same as `openenv.core`."""
+
+STAND_INS: Final[dict[str, Names]] = {
+    "openenv.core.env_server.gradio_theme": _from("envhive.compat.pages", "OPENENV_GRADIO_CSS", "OPENENV_GRADIO_THEME"),
+    "openenv.core.env_server.gradio_ui": _from("envhive.compat.pages", "build_gradio_app", "get_gradio_display_title"),
+}
+"""Modules that are there only where OpenEnv is not installed, so that what imports them can be imported."""
 
 ELSEWHERE: Final[dict[str, Names]] = {
     "openenv": _from("openenv.auto", "AutoAction", "AutoEnv"),

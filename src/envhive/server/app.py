@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, WebSocket
 from fastapi.routing import APIWebSocketRoute
 from starlette.middleware import Middleware
 from starlette.routing import websocket_session
 
-from envhive import __version__
 from envhive.environment import Environment
 from envhive.server.asgi_lane import serve_websocket
 from envhive.server.blueprint import Blueprint
@@ -22,6 +22,8 @@ from envhive.server.http import register_http_routes
 from envhive.server.mcp_http import McpEndpoint
 from envhive.server.openenv import OpenEnvNames
 from envhive.types import ConcurrencyConfig, ServerCapacityStatus, ServerMode, SessionInfo, State
+
+logger: Final = logging.getLogger("envhive.server")
 
 
 class HTTPEnvServer(OpenEnvNames):
@@ -167,7 +169,7 @@ def create_fastapi_app(
     )
     app = FastAPI(
         title=f"{server.hive.blueprint.env_name} on EnvHive",
-        version=__version__,
+        version="1.0.0",  # as OpenEnv's apps: `openenv validate` takes it for that of the protocol
         description="A reinforcement-learning environment. Episodes run over the WebSocket at `/ws`.",
     )
     server.register_routes(app)
@@ -213,7 +215,7 @@ def create_app(
         >>> app.title
         'echo on EnvHive'
     """
-    return create_fastapi_app(
+    app = create_fastapi_app(
         env,
         action_cls,
         observation_cls,
@@ -224,3 +226,9 @@ def create_app(
         mode=mode,
         reset_observation_cls=reset_observation_cls,
     )
+    hive = app.state.envhive.hive
+    if hive.config.wants_page and (hive.crew is None or hive.crew.index == 0):  # one worker says so for all
+        logger.warning(
+            "ENABLE_WEB_INTERFACE is set, but EnvHive serves no page at /web: step the environment with `envhive play`"
+        )
+    return app

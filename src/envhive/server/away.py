@@ -50,10 +50,16 @@ class Away:
     def offer(self, now: float) -> None:
         """Offer the places of those who will hardly come back."""
         for session in self._sessions - self._on_offer:
-            since = session.away_since()
-            if since is not None and now - since > _RETURNING_S:
+            if _is_long_away(session, now):
                 self._places.offer_of_away()
                 self._on_offer.add(session)
+
+    def give_way(self, session: Session, now: float) -> bool:
+        """End a session whose environment another needs; False if its client may come back."""
+        if not _is_long_away(session, now):
+            return False
+        _displace(session)
+        return True
 
     def make_room(self) -> Session | None:
         """If a place has been taken, end the session that has been left for longest; it may still be closing."""
@@ -62,8 +68,7 @@ class Away:
         session = min(self._on_offer, key=lambda each: each.away_since() or 0.0)
         self._on_offer.discard(session)
         self._http.lose_place(session)
-        logger.info("Session %s ends: its client is away, and another needs its place", session.id)
-        session.end(because="displaced")
+        _displace(session)
         return session
 
     def sweep(self, now: float) -> None:
@@ -76,3 +81,13 @@ class Away:
         for session in list(self._sessions):
             session.lapse(now)
         self.offer(now)
+
+
+def _is_long_away(session: Session, now: float) -> bool:
+    since = session.away_since()
+    return since is not None and now - since > _RETURNING_S
+
+
+def _displace(session: Session) -> None:
+    logger.info("Session %s ends: its client is away, and another needs its place", session.id)
+    session.end(because="displaced")

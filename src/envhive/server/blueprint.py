@@ -79,19 +79,27 @@ def session_limit(blueprint: Blueprint, wanted: int | None, overruled: int | Non
         if overruled is None and getattr(known, "SUPPORTS_CONCURRENT_SESSIONS", False):
             reason += f" (though {known.__name__} supports more: see --max-sessions)"  # type: ignore[union-attr]
         return Limit(1, reason, known)
-    cls = underlying_class(blueprint.factory) or _class_by_trial(blueprint)
+    cls, is_shared = underlying_class(blueprint.factory), False
+    if cls is None:
+        cls, is_shared = _class_by_trial(blueprint)
     concurrent = getattr(cls, "SUPPORTS_CONCURRENT_SESSIONS", False)
     if wanted is not None:
         if not concurrent:
             raise ConcurrencyConfigurationError(cls.__name__, wanted)
         return Limit(wanted, reason, cls)
     if concurrent:
-        return Limit(DEFAULT_MAX_SESSIONS, f"the default, as {cls.__name__} supports concurrent sessions", cls)
+        reason = f"the default, as {cls.__name__} supports concurrent sessions"
+        if is_shared:
+            reason += "; but the factory hands out one instance, to one session at a time (see --max-sessions)"
+        return Limit(DEFAULT_MAX_SESSIONS, reason, cls)
     return Limit(1, f"as {cls.__name__} does not set SUPPORTS_CONCURRENT_SESSIONS = True", cls)
 
 
-def _class_by_trial(blueprint: Blueprint) -> type:
-    """Learn a factory's class by calling it, on a thread of its own as a session would, and leave nothing behind."""
+def _class_by_trial(blueprint: Blueprint) -> tuple[type, bool]:
+    """Learn a factory's class, and whether it hands out one instance, by calling it.
+
+    That is done on a thread of its own, as a session would, and leaves nothing behind.
+    """
     made: list[Any] = []
     failure: list[BaseException] = []
 
@@ -105,8 +113,11 @@ def _class_by_trial(blueprint: Blueprint) -> type:
         # environment cannot be made twice at once is its own affair.
         with contextlib.suppress(Exception):
             made.append(blueprint.factory())
-        for instance in made if made[0] is not made[-1] or len(made) == 1 else ():
+        for instance in () if is_shared() else made:
             _close_quietly(instance)
+
+    def is_shared() -> bool:
+        return len(made) > 1 and made[0] is made[1]
 
     thread = threading.Thread(target=trial, name="envhive-trial")
     thread.start()
@@ -117,7 +128,7 @@ def _class_by_trial(blueprint: Blueprint) -> type:
             f"Environment factory '{blueprint.factory_name}' failed when tried at start: "
             f"{type(failure[0]).__name__}: {failure[0]}",
         ) from failure[0]
-    return type(made[0])
+    return type(made[0]), is_shared()
 
 
 def _close_quietly(instance: Any) -> None:

@@ -79,6 +79,8 @@ class ServerConfig:
     """Its name among several servers behind one address, where the ids of its sessions begin with it."""
     announce: Path | None = None
     """A file to write the server's address to when it is ready."""
+    wants_page: bool = False
+    """Whether OpenEnv's server would have a page to step the environment by hand."""
     max_pending_connections: int = 16384
     """Connections of a process that may be about to send a request head. Ten thousand sessions may begin at once."""
 
@@ -276,6 +278,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "ENVHIVE_EXPOSE_STEP": ("expose_step", _flag),
     "ENVHIVE_MAX_HEAD_SIZE": ("max_head_size", _positive_int),
     "ENVHIVE_HEAD_TIMEOUT": ("head_timeout", _positive_float),
+    "ENABLE_WEB_INTERFACE": ("wants_page", lambda name, text: text.lower() in ("1", "true", "yes")),
     "ENVHIVE_MAX_PENDING_CONNECTIONS": ("max_pending_connections", _positive_int),
 }
 """Later entries win over earlier ones for the same field."""

@@ -32,6 +32,7 @@ from envhive.server.descriptors import Scarcity
 from envhive.server.health import Health
 from envhive.server.heartbeat import Heartbeat
 from envhive.server.http_sessions import HttpSessions
+from envhive.server.instances import Instances
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import About
 from envhive.server.metrics import Metrics
@@ -94,6 +95,8 @@ class Hive(Overview):
         self.http = HttpSessions(self._places, config.session_timeout)
         """Sessions that are found by their id."""
         self._away = Away(self._places, self.http)
+        self._instances = Instances(self._gives_way) if config.max_sessions is None else None
+        """Where somebody has set a limit, sessions may share what the factory hands out."""
         self._successors: dict[Session, Session] = {}
         """Sessions that begin when another has ended, whose place they have."""
         self._leaving: dict[Session, None] = {}
@@ -200,6 +203,15 @@ class Hive(Overview):
                 self.metrics.refusals["capacity"] += 1
             raise self._explained(full) from None
 
+    def _gives_way(self, session_id: str, newcomer_id: str) -> bool:
+        """Whether a session ends, whose environment a newcomer was handed, too: by itself, or as nobody needs it."""
+        session, newcomer = self.sessions[session_id], self.sessions.get(newcomer_id)
+        if newcomer is None or newcomer.is_over:
+            return False  # it needs none any more
+        if session.is_over or self.http.give_way(session_id):
+            return True
+        return newcomer.is_attached and self._away.give_way(session, self._clock())  # a mere look displaces nobody
+
     def _explained(self, full: SessionCapacityError) -> SessionCapacityError:
         if self._away:
             full.message = f"{full} Kept for clients that lost their connection: {len(self._away)}."
@@ -283,6 +295,9 @@ class Hive(Overview):
         if error is None:
             self._failures_in_a_row = 0
             return
+        if isinstance(error, SessionCapacityError):  # it could be made, and is another's
+            self.metrics.refusals["capacity"] += 1
+            return
         self._failures_in_a_row += 1
         self._failed_at = self._clock()
         self.metrics.not_opened(error)
@@ -351,7 +366,13 @@ class Hive(Overview):
             if self._runners is not None:
                 self._runners.stop()
             self._runners = Runners(
-                self.calls, self.limit.env_cls, loop, self.config.thread_stack_size, self._nursery, self.metrics
+                self.calls,
+                self.limit.env_cls,
+                loop,
+                self.config.thread_stack_size,
+                self._nursery,
+                self.metrics,
+                self._instances,
             )
             self._sweeper.start(self)
         return self._runners

@@ -151,6 +151,16 @@ class HttpSessions:
         session.end(because="displaced")
         return session
 
+    def give_way(self, session_id: str) -> bool:
+        """End a session that is on offer, as its environment is another's, too; False if it is none."""
+        guest = self._on_offer.get(session_id)
+        if guest is not None:
+            self._remember(
+                guest.session, "Session expired: its environment went to another, as no request had named it yet"
+            )
+            guest.session.end(because="displaced")
+        return guest is not None
+
     def sweep(self, now: float) -> None:
         """End the sessions that nobody came back to."""
         too_many = len(self._on_offer) > self._places.on_offer()

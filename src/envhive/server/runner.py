@@ -12,11 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from envhive.errors import EnvHiveError, ExecutionError
+from envhive.errors import EnvHiveError, ExecutionError, SessionCapacityError
 from envhive.inspection import ClassPlan, Place, plan_for
 from envhive.server import coroutines, stacks
 from envhive.server.calls import Calls, attribute_stray, has_to_be_closed
 from envhive.server.coroutines import CoroutineDriver
+from envhive.server.instances import Instances
 from envhive.server.logs import LogTag, inline_here
 from envhive.server.metrics import Metrics
 from envhive.server.pool import Pool
@@ -104,15 +105,16 @@ class Runner(ABC):
 class LocalRunner(Runner):
     """Runs an environment in this process. Coroutines run on the event loop in any case."""
 
-    __slots__ = ("_driver", "calls", "env", "plan", "tag")
+    __slots__ = ("_driver", "_instances", "calls", "env", "plan", "tag")
 
     plan: ClassPlan
 
-    def __init__(self, calls: Calls, tag: LogTag) -> None:
+    def __init__(self, calls: Calls, tag: LogTag, instances: Instances | None) -> None:
         self.calls = calls
         self.tag = tag
         self.env: Any = None
         self._driver: CoroutineDriver | None = None
+        self._instances = instances
 
     # Where things run.
 
@@ -136,6 +138,14 @@ class LocalRunner(Runner):
         """Give back what the runner itself holds; its environment is closed."""
         if self._driver is not None:
             self._driver.stop()
+        self._give_back()
+
+    def leave_behind(self) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._instances is not None:
+            self._instances.give_back(self.tag.session_id)
 
     # What is run.
 
@@ -152,8 +162,16 @@ class LocalRunner(Runner):
 
     def _opened(self, done: Done, env: Any, error: EnvHiveError | None) -> None:
         if error is None:
-            self.env, self.plan = env, plan_for(type(env))
+            try:
+                if not self._claim(env, functools.partial(self._opened, done, env, None)):
+                    return
+                self.env, self.plan = env, plan_for(type(env))
+            except SessionCapacityError as taken:  # it is another session's: not ours to close, either
+                env, error = None, taken
         done(env, error)
+
+    def _claim(self, env: Any, again: Callable[[], None]) -> bool:
+        return self._instances is None or self._instances.claim(env, self.tag.session_id, again)
 
     def reset(self, keywords: dict[str, Any], timeout_s: float | None, done: Done) -> None:
         plan = self.plan.reset
@@ -223,8 +241,8 @@ class LoopRunner(LocalRunner):
 
     may_answer_at_once = True
 
-    def __init__(self, calls: Calls, pool: Pool | None, tag: LogTag) -> None:
-        super().__init__(calls, tag)
+    def __init__(self, calls: Calls, pool: Pool | None, tag: LogTag, instances: Instances | None = None) -> None:
+        super().__init__(calls, tag, instances)
         self._pool = pool
         self.given_up = False
         self._opening: Queued | None = None
@@ -263,6 +281,7 @@ class LoopRunner(LocalRunner):
             self._pool.submit(self.tag.call, (job, *args), done, self)
 
     def leave_behind(self) -> None:
+        super().leave_behind()
         if self._pool is not None:
             self._pool.give_up(self)  # its threads are for sessions that are waited for
 
@@ -315,8 +334,10 @@ class ThreadRunner(LocalRunner):
 
     __slots__ = ("_owns_thread", "_queued", "_thread")
 
-    def __init__(self, calls: Calls, thread: Worker, *, owns_thread: bool, tag: LogTag) -> None:
-        super().__init__(calls, tag)
+    def __init__(
+        self, calls: Calls, thread: Worker, *, owns_thread: bool, tag: LogTag, instances: Instances | None
+    ) -> None:
+        super().__init__(calls, tag, instances)
         self._thread = thread
         self._owns_thread = owns_thread
         self._queued: Queued | None = None
@@ -363,9 +384,11 @@ class Runners:
         thread_stack_size: int,
         nursery: Nursery | None = None,
         metrics: Metrics | None = None,
+        instances: Instances | None = None,
     ) -> None:
         self.loop = loop
         self._calls = calls
+        self._instances = instances
         self._place = Place.THREAD if env_cls is None else plan_for(env_cls).place
         self._never_waits = getattr(env_cls, "BLOCKING", True) is False
         self._mailbox = Mailbox(loop, thread_stack_size)
@@ -382,10 +405,10 @@ class Runners:
             return self._link.make_runner(session_id)
         tag = LogTag(session_id)
         if self._place is Place.LOOP:
-            return LoopRunner(self._calls, None if self._never_waits else self._pool, tag)
-        if self._place is Place.SHARED_THREAD:
-            return ThreadRunner(self._calls, self._shared_worker, owns_thread=False, tag=tag)
-        return ThreadRunner(self._calls, Worker(self._mailbox, tag), owns_thread=True, tag=tag)
+            return LoopRunner(self._calls, None if self._never_waits else self._pool, tag, self._instances)
+        shares = self._place is Place.SHARED_THREAD
+        worker = self._shared_worker if shares else Worker(self._mailbox, tag)
+        return ThreadRunner(self._calls, worker, owns_thread=not shares, tag=tag, instances=self._instances)
 
     def stop(self) -> None:
         """Give back what they share; environments that there still are can go on."""

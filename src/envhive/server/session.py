@@ -12,12 +12,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from envhive.errors import DrainingError, EnvHiveError, SessionError, SessionExpiredError, SessionNotFoundError
+from envhive.errors import (
+    DrainingError,
+    EnvHiveError,
+    SessionCapacityError,
+    SessionError,
+    SessionExpiredError,
+    SessionNotFoundError,
+)
 from envhive.server.auth import Owner
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import About, Peer
 from envhive.server.metrics import Metrics
-from envhive.server.outlet import GOING_AWAY, INTERNAL_ERROR, NORMAL_CLOSURE, Outlet
+from envhive.server.outlet import GOING_AWAY, INTERNAL_ERROR, NORMAL_CLOSURE, TRY_AGAIN_LATER, Outlet
 from envhive.server.phases import BUSY, CLOSED, CLOSING, IDLE, OPENING, OVER, STUCK, Phase
 from envhive.server.runner import Runner
 from envhive.server.stacks import Stack
@@ -381,7 +388,8 @@ class Session(Turns):
             self._drop_inbox()
             self._close_environment()
             if outlet is not None:
-                outlet.refuse(error, INTERNAL_ERROR, asked=asked)
+                is_taken = isinstance(error, SessionCapacityError)
+                outlet.refuse(error, TRY_AGAIN_LATER if is_taken else INTERNAL_ERROR, asked=asked)
         else:
             self._phase = IDLE
             self._pump()

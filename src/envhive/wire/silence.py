@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 
@@ -14,7 +15,16 @@ class _SilentLogger:
     def log(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    debug = info = warning = error = exception = log
+    def exception(self, *args: Any, **kwargs: Any) -> None:
+        """What failed is told elsewhere, and the end of a coroutine is no failure.
+
+        Where a client is forgotten together with its event loop, so is picows's coroutine that pings. It would log
+        that, and then speak to the server from whatever thread runs just now: a traceback for nobody.
+        """
+        if isinstance(error := sys.exc_info()[1], GeneratorExit):
+            raise error
+
+    debug = info = warning = error = log
 
 
 SILENT: Final[Any] = _SilentLogger()
