@@ -113,13 +113,18 @@ class Supervisor:
         descriptors |= {"lifeline": self._lifeline[0], "status": status_out}
         orders = {**self._orders, **descriptors, "index": worker.index, "count": len(self._workers), "folder": folder}
         orders["first"] = not self._announced  # then it waits for the others before it accepts connections
-        worker.process = subprocess.Popen(
-            [sys.executable, "-m", "envhive.server.worker"],
-            env={**os.environ, ORDERS: json.dumps(orders)},
-            pass_fds=tuple(descriptors.values()),
-            start_new_session=True,  # Ctrl-C goes to the supervisor, which tells the workers in its own way
-        )
-        os.close(status_out)
+        try:
+            worker.process = subprocess.Popen(
+                [sys.executable, "-m", "envhive.server.worker"],
+                env={**os.environ, ORDERS: json.dumps(orders)},
+                pass_fds=tuple(descriptors.values()),
+                start_new_session=True,  # Ctrl-C goes to the supervisor, which tells the workers in its own way
+            )
+        except OSError:
+            os.close(status_in)
+            raise
+        finally:
+            os.close(status_out)
         worker.status, worker.started_at, worker.ready, worker.said = status_in, time.monotonic(), False, bytearray()
 
     def _look_after(self, worker: Worker, folder: str) -> None:
