@@ -388,3 +388,23 @@ def test_frames_before_the_answer_to_the_upgrade_are_not_lost_between_workers() 
                 while b'"observation"' not in seen:
                     seen += comer.recv(65536)
                 comer.close()
+
+
+def test_newcomers_are_refused_when_no_worker_takes_them_any_more() -> None:
+    with envhive_serve("benchmark", "--workers", "2", "--grace-period", "30") as server, raw.dial(server.port) as busy:
+        body = b'{"action":{"wait_seconds":60}}'
+        head = b"POST /step HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        busy.sendall(head % len(body) + body)
+        eventually(lambda: "step" in [each["doing"] for each in server.sessions()])
+        server.process.send_signal(signal.SIGINT)
+        eventually(lambda: refuses(server.port))
+        assert server.process.poll() is None
+        server.process.send_signal(signal.SIGINT)  # insists
+
+
+def refuses(port: int) -> bool:
+    try:
+        raw.dial(port).close()
+    except ConnectionRefusedError:
+        return True
+    return False

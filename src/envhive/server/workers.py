@@ -195,6 +195,7 @@ class Supervisor:
                 worker.process.send_signal(self._signal)
             else:
                 worker.process.kill()  # it has no sessions yet, and a signal amidst its imports would be a traceback
+        self._listener.close()  # or newcomers would wait for its end when no worker takes them any more
         deadline = time.monotonic() + self._grace_period + _STOP_SLACK
         for process in running:
             try:
