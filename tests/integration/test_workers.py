@@ -408,3 +408,12 @@ def refuses(port: int) -> bool:
     except ConnectionRefusedError:
         return True
     return False
+
+
+def test_a_long_path_for_temporary_files_is_no_obstacle(tmp_path: Path) -> None:
+    long = tmp_path / ("d" * 100)
+    long.mkdir()
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "4", environ={"TMPDIR": str(long)}) as server:
+        begun = [call(server, "/reset") for _ in range(4)]
+        assert len({body["observation"]["pid"] for _, body, _ in begun}) == 2
+        assert {call(server, "/state", session=session)[0] for _, _, session in begun * 3} == {200}

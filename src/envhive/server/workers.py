@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from typing import Any, Final
 from envhive.errors import ConfigurationError
 from envhive.server.leaving import FORCED_EXIT
 from envhive.server.ledger import Ledger
+from envhive.sockets import folder_for_sockets
 
 logger: Final = logging.getLogger("envhive.server")
 
@@ -77,24 +78,25 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until told to stop. Returns the exit code."""
+        folder = str(folder_for_sockets("envhive-", f"{len(self._workers)}.http"))
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        with tempfile.TemporaryDirectory(prefix="envhive-") as folder:
-            try:
+        try:
+            for worker in self._workers:
+                self._start(worker, folder)
+            while not self._stopping:
+                time.sleep(_TICK)
                 for worker in self._workers:
-                    self._start(worker, folder)
-                while not self._stopping:
-                    time.sleep(_TICK)
-                    for worker in self._workers:
-                        self._look_after(worker, folder)
-                return self._end()
-            except ConfigurationError:
-                self._end()
-                raise
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
-                for descriptor in (*self._lifeline, self._ledger.descriptor):
-                    os.close(descriptor)
+                    self._look_after(worker, folder)
+            return self._end()
+        except ConfigurationError:
+            self._end()
+            raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for descriptor in (*self._lifeline, self._ledger.descriptor):
+                os.close(descriptor)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _stop(self, number: int, frame: Any) -> None:
         """The first signal asks to finish; a second one insists."""
