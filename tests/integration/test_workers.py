@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -417,3 +418,24 @@ def test_a_long_path_for_temporary_files_is_no_obstacle(tmp_path: Path) -> None:
         begun = [call(server, "/reset") for _ in range(4)]
         assert len({body["observation"]["pid"] for _, body, _ in begun}) == 2
         assert {call(server, "/state", session=session)[0] for _, _, session in begun * 3} == {200}
+
+
+def test_workers_find_one_another_again_when_temporary_files_are_cleared_out(tmp_path: Path) -> None:
+    def all_are_found() -> bool:
+        return {call(server, "/state", session=session)[0] for _, _, session in begun * 3} == {200}
+
+    options = ("--workers", "2", "--max-sessions", "4")
+    with envhive_serve("benchmark", *options, environ={"TMPDIR": str(tmp_path)}) as server:
+        begun = [call(server, "/reset") for _ in range(4)]
+        assert all_are_found()
+        [folder] = tmp_path.iterdir()
+        shutil.rmtree(folder)
+        eventually(lambda: len(list(folder.iterdir()) if folder.exists() else []) == 4)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert all_are_found()
+        shutil.rmtree(folder)
+        doomed = workers_of(server)[0]
+        os.kill(doomed, signal.SIGKILL)
+        eventually(lambda: len(set(workers_of(server)) - {doomed}) == 2, 20)
+        eventually(lambda: server.health()["status"] == "healthy", 20)
+    assert not list(tmp_path.iterdir())
