@@ -183,6 +183,31 @@ def test_workers_do_not_outlive_a_killed_supervisor() -> None:
         eventually(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], within=20)
 
 
+GREEDY = """
+import ctypes, os, pathlib
+from envhive.envs.benchmark import BenchmarkEnvironment
+class Greedy(BenchmarkEnvironment):
+    def step(self, action, **keywords):
+        pathlib.Path("busy").write_text(str(os.getpid()))
+        ctypes.PyDLL(None).usleep(60_000_000)  # as C code that keeps Python's lock
+"""
+
+
+def test_a_worker_that_does_not_hear_of_the_supervisors_end_does_not_keep_the_port(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    with envhive_serve("greedy:Greedy", "--workers", "2", cwd=tmp_path) as server, raw.upgraded(server.port) as client:
+        client.sendall(raw.frame(b'{"type":"step","data":{}}'))
+        busy = tmp_path / "busy"
+        eventually(lambda: busy.exists() and busy.read_text())
+        held_up = int(busy.read_text())
+        try:
+            server.process.kill()
+            eventually(lambda: refuses(server.port))
+            assert is_alive(held_up)
+        finally:
+            os.kill(held_up, signal.SIGKILL)
+
+
 def test_ctrl_c_while_workers_start_is_no_traceback() -> None:
     command = [ENVHIVE, "serve", "echo", "--workers", "2", "--port", str(free_port())]
     for _ in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
@@ -46,6 +47,7 @@ class WorkerMoments(Moments):
         self._crew = crew
         self._about = about
         self._staying: asyncio.Task[None] | None = None
+        self._is_orphan = False
 
     async def before_listening(self, server: uvicorn.Server) -> None:
         receive_parcels(server.server_state.connections)
@@ -64,6 +66,8 @@ class WorkerMoments(Moments):
         self._crew.decline()
 
     def stopping(self) -> None:
+        if self._is_orphan:
+            self._give_up_the_port()
         self._leave_the_folder()
         self._crew.leave()
 
@@ -92,7 +96,13 @@ class WorkerMoments(Moments):
         if self._staying is not None:
             self._staying.cancel()
 
+    def _give_up_the_port(self) -> None:
+        """For all workers: one that C code holds up does not hear that its supervisor is gone, and would keep it."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._orders["listener"])) as listener:
+            listener.shutdown(socket.SHUT_RDWR)
+
     def _orphaned(self, server: uvicorn.Server) -> None:
+        self._is_orphan = True
         self._leave_the_folder()
         asyncio.get_running_loop().remove_reader(self._orders["lifeline"])
         shutil.rmtree(self._orders["folder"], ignore_errors=True)  # nobody else is left to do it
