@@ -13,7 +13,7 @@ import envhive
 
 ROOT = Path(envhive.__file__).parent
 ORDER = [
-    *("errors", "types", "rubrics", "tools", "tool_results", "environment", "toolbox", "mcp_environment"),
+    *("errors", "sockets", "types", "rubrics", "tools", "tool_results", "environment", "toolbox", "mcp_environment"),
     *(
         "inspection",
         "samples",

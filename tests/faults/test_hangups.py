@@ -10,16 +10,20 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import Request, Response
 
 from envhive import create_app
+from envhive.server.hangups import CLIENT_GONE, look_once_more, unless_gone
 from tests.support import raw
+from tests.support.belongings import TOLERANCE
+from tests.support.descriptors import open_descriptors
 from tests.support.envs import Counting, Hanging, Move, Seen, async_counting, counting
 from tests.support.processes import envhive_serve
-from tests.support.servers import Running, eventually, reset, running, serving
+from tests.support.servers import Lane, Running, eventually, reset, running, serving
 
 HANG = {"action": {"do": "hang"}}
 
@@ -193,9 +197,12 @@ class Replaying:
         await self.app(scope, again, send)
 
 
+@pytest.mark.parametrize("lane", ["fast", "asgi"])
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("make", [counting, async_counting])
-def test_middleware_that_gives_a_body_again_is_no_hang_up(make: Callable[..., type[Counting]], once: bool) -> None:
+def test_middleware_that_gives_a_body_again_is_no_hang_up(
+    make: Callable[..., type[Counting]], once: bool, lane: Lane
+) -> None:
     begun = threading.Event()
 
     def take_a_while(self: Counting) -> None:
@@ -204,11 +211,70 @@ def test_middleware_that_gives_a_body_again_is_no_hang_up(make: Callable[..., ty
 
     app = create_app(make(__init__=take_a_while), Move, Seen, max_concurrent_envs=2)
     app.add_middleware(Replaying, once=once)
-    with running(app, "fast") as server, closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as c:
+    with running(app, lane) as server, closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)) as c:
         for method, path, body in (("POST", "/reset", {}), ("GET", "/metadata", None), ("GET", "/schema", None)):
             c.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
             answer = c.getresponse()
             assert (answer.status, bool(json.load(answer))) == (200, True)
+
+
+def test_a_hang_up_that_comes_together_with_the_end_of_the_work_is_noticed_before_a_session_is_kept() -> None:
+    kept: list[str] = []
+
+    async def scenario() -> None:
+        both = asyncio.Event()
+
+        async def work() -> Response:
+            await both.wait()
+            await look_once_more()
+            kept.append("a session")
+            return Response()
+
+        async def receive() -> Any:
+            await both.wait()
+            return {"type": "http.disconnect"}
+
+        asyncio.get_running_loop().call_later(0.01, both.set)
+        answer = await unless_gone(Request({"type": "http"}, receive), work())
+        assert answer.status_code == CLIENT_GONE
+
+    asyncio.run(scenario())
+    assert not kept
+
+
+class Slow:
+    """Middleware that replays the body, and takes so long that its client has left when the app has its turn."""
+
+    def __init__(self, app: Any, left: threading.Event, answered: threading.Event) -> None:
+        self.app, self.left, self.answered = app, left, answered
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        whole = await receive()
+        await asyncio.to_thread(self.left.wait, 20)
+
+        async def again() -> Any:
+            return whole
+
+        await self.app(scope, again, send)
+        self.answered.set()
+
+
+def test_a_client_that_has_left_before_the_app_has_its_turn_keeps_no_place(hanging: Hanging) -> None:
+    left, answered = threading.Event(), threading.Event()
+    app = create_app(hanging.env, Move, Seen, max_concurrent_envs=1)
+    app.add_middleware(Slow, left=left, answered=answered)
+    with running(app, "fast") as server:
+        before = server.connections
+        client = call(server.port, "POST", "/step", HANG)
+        eventually(lambda: server.connections > before)
+        raw.hang_up(client)
+        eventually(lambda: server.connections <= before)
+        left.set()
+        assert answered.wait(10)
+        assert_a_newcomer_gets_in(server)
 
 
 @pytest.mark.integration
@@ -224,3 +290,68 @@ def test_a_hang_up_is_seen_by_the_worker_that_a_request_was_passed_on_to() -> No
         assert all(worker["sessions"] for worker in server.health()["workers"])
         clients.close()
         eventually(functools.partial(has_sessions, 0))
+
+
+def leave_at_once(port: int, method: str, path: str, body: Any, **headers: str) -> None:
+    """Send a request, hang up, and wait until the server has heard both."""
+    with closing(call(port, method, path, body, **headers)) as client:
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(65536):
+            pass
+
+
+EVENTS = {"Accept": "application/json, text/event-stream"}
+INITIALIZE = rpc("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "x"})
+
+
+def begin_mcp(port: int) -> str:
+    """A session for an agent."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+        connection.request("POST", "/mcp", json.dumps(INITIALIZE), {"Content-Type": "application/json", **EVENTS})
+        answer = connection.getresponse()
+        answer.read()
+        named = answer.getheader("Mcp-Session-Id")
+        assert named is not None
+        return named
+
+
+SLOW = """
+import time
+from envhive.envs.benchmark import AsyncBenchmarkEnvironment
+class Slow(AsyncBenchmarkEnvironment):
+    def __init__(self):
+        time.sleep(0.3)  # or its first answer might be there before its client is gone
+        super().__init__()
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/step", {"action": {"wait_seconds": 60}}),
+        ("/mcp", rpc("openenv/session/create")),
+        ("/mcp", INITIALIZE),
+    ],
+    ids=["step", "create", "initialize"],
+)
+def test_a_request_whose_client_leaves_at_once_keeps_no_place_in_another_worker(
+    path: str, body: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    with envhive_serve("slow:Slow", "--workers", "2", "--max-sessions", "60", cwd=tmp_path) as server:
+        for _ in range(30):
+            leave_at_once(server.port, "POST", path, body, **(EVENTS if path == "/mcp" else {}))
+        eventually(lambda: server.sessions() == [], instead=server.sessions)
+
+
+@pytest.mark.integration
+def test_streams_whose_clients_leave_at_once_hold_nothing_in_another_worker() -> None:
+    with envhive_serve("benchmark-async", "--workers", "2", "--max-sessions", "4") as server:
+        named = [begin_mcp(server.port) for _ in range(2)]
+        pids = [worker["pid"] for worker in server.health()["workers"]]
+        before = sum(map(open_descriptors, pids))
+        for _ in range(20):
+            for session in named:
+                leave_at_once(server.port, "GET", "/mcp", None, Mcp_Session_Id=session, **EVENTS)
+        eventually(lambda: sum(map(open_descriptors, pids)) <= before + TOLERANCE)

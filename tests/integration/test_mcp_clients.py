@@ -8,7 +8,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -299,10 +299,12 @@ class RawSession:
         return structured.get("result", structured)
 
     @contextmanager
-    def stream(self, method: str | None = None, params: Any = None, after: str | None = None) -> Iterator[Any]:
+    def stream(
+        self, method: str | None = None, params: Any = None, after: str | None = None, timeout: float = 20
+    ) -> Iterator[Any]:
         """The events of a request, or of GET; the connection is cut when the block ends."""
         host = self.server.url.removeprefix("http://")
-        connection = http.client.HTTPConnection(host, timeout=20)
+        connection = http.client.HTTPConnection(host, timeout=timeout)
         headers = {"Accept": "application/json, text/event-stream", "Mcp-Session-Id": self.id}
         if after is not None:
             headers["Last-Event-ID"] = after
@@ -446,6 +448,15 @@ def test_a_listening_stream_lasts_as_long_as_its_session(shed: Logged) -> None:
         assert session.call("add") == 1
         assert session.end() == 204
         assert list(events) == []
+
+
+def test_all_listening_streams_end_with_their_session_however_many(shed: Logged) -> None:
+    session = open_session(shed)
+    with ExitStack() as stack:
+        # More than can be gone on with; one that does not end would say so after 15 s.
+        streams = [stack.enter_context(session.stream(timeout=10)) for _ in range(20)]
+        assert session.end() == 204
+        assert [list(events) for events in streams] == [[]] * 20
 
 
 def test_a_request_of_an_unknown_version_is_refused(shed: Logged) -> None:

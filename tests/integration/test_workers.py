@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -183,6 +184,31 @@ def test_workers_do_not_outlive_a_killed_supervisor() -> None:
         pids = [worker["pid"] for worker in get(server, "/health")["workers"]]
         server.process.kill()
         eventually(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], within=20)
+
+
+GREEDY = """
+import ctypes, os, pathlib
+from envhive.envs.benchmark import BenchmarkEnvironment
+class Greedy(BenchmarkEnvironment):
+    def step(self, action, **keywords):
+        pathlib.Path("busy").write_text(str(os.getpid()))
+        ctypes.PyDLL(None).usleep(60_000_000)  # as C code that keeps Python's lock
+"""
+
+
+def test_a_worker_that_does_not_hear_of_the_supervisors_end_does_not_keep_the_port(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text(GREEDY)
+    with envhive_serve("greedy:Greedy", "--workers", "2", cwd=tmp_path) as server, raw.upgraded(server.port) as client:
+        client.sendall(raw.frame(b'{"type":"step","data":{}}'))
+        busy = tmp_path / "busy"
+        eventually(lambda: busy.exists() and busy.read_text())
+        held_up = int(busy.read_text())
+        try:
+            server.process.kill()
+            eventually(lambda: refuses(server.port))
+            assert is_alive(held_up)
+        finally:
+            os.kill(held_up, signal.SIGKILL)
 
 
 def test_ctrl_c_while_workers_start_is_no_traceback() -> None:
@@ -444,3 +470,53 @@ def test_frames_before_the_answer_to_the_upgrade_are_not_lost_between_workers() 
                 while b'"observation"' not in seen:
                     seen += comer.recv(65536)
                 comer.close()
+
+
+def test_newcomers_are_refused_when_no_worker_takes_them_any_more() -> None:
+    with envhive_serve("benchmark", "--workers", "2", "--grace-period", "30") as server, raw.dial(server.port) as busy:
+        body = b'{"action":{"wait_seconds":60}}'
+        head = b"POST /step HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        busy.sendall(head % len(body) + body)
+        eventually(lambda: "step" in [each["doing"] for each in server.sessions()])
+        server.process.send_signal(signal.SIGINT)
+        eventually(lambda: refuses(server.port))
+        assert server.process.poll() is None
+        server.process.send_signal(signal.SIGINT)  # insists
+
+
+def refuses(port: int) -> bool:
+    try:
+        raw.dial(port).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_a_long_path_for_temporary_files_is_no_obstacle(tmp_path: Path) -> None:
+    long = tmp_path / ("d" * 100)
+    long.mkdir()
+    with envhive_serve("benchmark", "--workers", "2", "--max-sessions", "4", environ={"TMPDIR": str(long)}) as server:
+        begun = [call(server, "/reset") for _ in range(4)]
+        assert len({body["observation"]["pid"] for _, body, _ in begun}) == 2
+        assert {call(server, "/state", session=session)[0] for _, _, session in begun * 3} == {200}
+
+
+def test_workers_find_one_another_again_when_temporary_files_are_cleared_out(tmp_path: Path) -> None:
+    def all_are_found() -> bool:
+        return {call(server, "/state", session=session)[0] for _, _, session in begun * 3} == {200}
+
+    options = ("--workers", "2", "--max-sessions", "4")
+    with envhive_serve("benchmark", *options, environ={"TMPDIR": str(tmp_path)}) as server:
+        begun = [call(server, "/reset") for _ in range(4)]
+        assert all_are_found()
+        [folder] = tmp_path.iterdir()
+        shutil.rmtree(folder)
+        eventually(lambda: len(list(folder.iterdir()) if folder.exists() else []) == 4)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert all_are_found()
+        shutil.rmtree(folder)
+        doomed = workers_of(server)[0]
+        os.kill(doomed, signal.SIGKILL)
+        eventually(lambda: len(set(workers_of(server)) - {doomed}) == 2, 20)
+        eventually(lambda: server.health()["status"] == "healthy", 20)
+    assert not list(tmp_path.iterdir())

@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from typing import Any, Final, TextIO
 from envhive.errors import ConfigurationError, EnvHiveError, ProviderError
 from envhive.fleet.fleet import Fleet
 from envhive.providers import make_provider
+from envhive.sockets import folder_for_sockets
 
 logger: Final = logging.getLogger("envhive.fleet")
 
@@ -164,7 +164,7 @@ class Daemon:
         """Run until told to stop. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._over.set())
-        short = Path(tempfile.mkdtemp(prefix="envhive-"))
+        short = folder_for_sockets("envhive-", "control")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(short / "control"))
         listener.listen()

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from envhive.errors import MissingPackageError, ProviderError
 from envhive.fleet.envoy import config, host_and_port, write_servers
 from envhive.providers.base import Replica, ask
 from envhive.providers.guarded import Guarded, tail
+from envhive.sockets import folder_for_sockets
 
 _READY_S: Final = 30.0
 _LOOK_S: Final = 0.05
@@ -53,7 +53,7 @@ class Proxy:
     def start(self, replicas: Iterable[Replica]) -> None:
         """Start, and wait until a session would find its way; whoever calls it stops it if this raises."""
         self._reserve_port()
-        self._folder = Path(tempfile.mkdtemp(prefix="envhive-fleet-"))
+        self._folder = folder_for_sockets("envhive-fleet-", _admin_name(self._count))
         self.lead_to(replicas)
         for number in range(self._count):
             document = config(self._host, self._port, self._folder, self._admin(number))
@@ -120,7 +120,7 @@ class Proxy:
 
     def _admin(self, number: int) -> Path:
         assert self._folder is not None
-        return self._folder / f"admin-{number}.sock"
+        return self._folder / _admin_name(number)
 
     def _reserve_port(self) -> None:
         """Have a port that is ours, and that our Envoys can still share."""
@@ -149,6 +149,10 @@ class Proxy:
         command = [self._program, "-c", str(self._config(number)), "--log-level", "warning"]
         command += ["--concurrency", str(max(1, (os.cpu_count() or 1) // self._count)), "--disable-hot-restart"]
         return Guarded(command, self._folder / "envoy.log", remove=self._folder if number == 0 else None)
+
+
+def _admin_name(number: int) -> str:
+    return f"admin-{number}.sock"
 
 
 class _Admin(http.client.HTTPConnection):

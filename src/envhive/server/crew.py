@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import socket
+import stat
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -215,14 +216,8 @@ class Crew:
 
     def start(self) -> None:
         """Listen to the others, and tell them that sessions are welcome here."""
-        path = self._path(self.index)
-        path.unlink(missing_ok=True)
         forks.keep_folder(str(self._folder))
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.setblocking(False)
-        self._listener.bind(str(path))
-        self._listener.listen(_BACKLOG)
-        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        self._listen()
         self.ledger.set_at_work(self.index, True)
         self._give_signs()
 
@@ -231,15 +226,43 @@ class Crew:
         self.ledger.sign(self.index)
         asyncio.get_running_loop().call_later(_SIGN_S, self._give_signs)
 
+    def _listen(self) -> None:
+        self._listener = self._bind(self._path(self.index))
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
     def listen_for_requests(self) -> socket.socket:
         """A listening socket for the HTTP requests that other workers pass on to this one."""
-        path = self.path_for_requests(self.index)
+        return self._bind(self.path_for_requests(self.index))
+
+    def _bind(self, path: Path) -> socket.socket:
+        # The folder may be gone: some clear out temporary files while they are in use.
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self._folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{self._folder} is not this user's own any more")
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(path))
+        try:
+            listener.bind(str(path))
+        except OSError:
+            listener.close()
+            raise
         listener.listen(_BACKLOG)
         listener.setblocking(False)
         return listener
+
+    def can_be_found(self) -> bool:
+        """Whether this worker's sockets are where others look for them."""
+        return self._path(self.index).exists() and self.path_for_requests(self.index).exists()
+
+    def listen_anew(self) -> socket.socket:
+        """Make the sockets again that others look for; returns that for HTTP requests."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        self._listen()
+        return self.listen_for_requests()
 
     def path_for_requests(self, worker: int) -> Path:
         return self._folder / f"{worker}.http"

@@ -9,12 +9,14 @@ import asyncio
 import sys
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
+from weakref import WeakMethod
 
 from httptools import HttpParserUpgrade
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from envhive.server.config import ServerConfig
+from envhive.server.hangups import OWN_RECEIVE
 from envhive.server.upgrade import HEAD_TOO_LARGE, UvicornProtocol, begin_upgrade
 
 _LINE_EXTRAS: Final = 4
@@ -88,6 +90,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_is_too_large():
             raise ValueError  # ends the parsing, and then uvicorn calls send_400_response
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # of an upgrade uvicorn makes none
+            cast("dict[str, Any]", self.scope)[OWN_RECEIVE] = WeakMethod(self.cycle.receive)
 
     def on_message_complete(self) -> None:
         self._part = Part.NONE

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
+from weakref import WeakSet
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -22,7 +23,7 @@ from envhive.errors import EnvHiveError, InvalidJSONError, SessionNotFoundError
 from envhive.server.auth import Owner
 from envhive.server.conversation import Conversation, batch_error, is_unasked
 from envhive.server.gate import OWNER, refusal_headers
-from envhive.server.hangups import unless_gone
+from envhive.server.hangups import look_once_more, unless_gone
 from envhive.server.hive import Hive
 from envhive.server.mcp import VERSIONS, as_rpc_error
 from envhive.server.outlet import TRY_AGAIN_LATER
@@ -93,6 +94,8 @@ class McpSession(Conversation):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._streams: OrderedDict[int, Stream] = OrderedDict()
+        self._all_streams: WeakSet[Stream] = WeakSet()
+        """Those too that nobody can come back to, as long as somebody reads them or something is to come."""
         self._numbers = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -115,6 +118,7 @@ class McpSession(Conversation):
     def open_stream(self) -> Stream:
         self._numbers += 1
         self._streams[self._numbers] = stream = Stream(self._numbers)
+        self._all_streams.add(stream)
         while len(self._streams) > _KEPT_STREAMS:
             self._streams.popitem(last=False)
         return stream
@@ -128,7 +132,7 @@ class McpSession(Conversation):
         return None if stream is None else (stream, int(count))
 
     def hang_up(self) -> None:
-        for stream in self._streams.values():
+        for stream in list(self._all_streams):
             stream.end()
 
 
@@ -222,6 +226,7 @@ class McpEndpoint:
             answer = await conversation.answer(document) or b""
             if conversation.peer.version is None or session.phase is not Phase.IDLE:
                 return _json(answer, 400)
+            await look_once_more()
             self._hive.http.keep(session, conversation)
             return _json(answer, 200, session.id)
 
@@ -274,6 +279,7 @@ class McpEndpoint:
     async def _create(self, owner: Owner | None, document: dict[str, Any]) -> Response:
         async with self._beginning(owner) as session:
             await session.wait_opened()
+            await look_once_more()
             self._hive.http.keep(session)
             return _json(encode_result({"session_id": session.id}, _id_of(document)))
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from envhive.errors import DrainingError, SessionError, SessionNotFoundError
 from envhive.server.gate import error_response
-from envhive.server.hangups import hung_up
+from envhive.server.hangups import CLIENT_GONE, hung_up
 
 _CHUNK: Final = 65536
 _BETWEEN_NEIGHBOURS: Final = frozenset(
@@ -46,13 +46,20 @@ class Relayed(Response):
             await error_response(gone)(scope, receive, send)
             return
         answer = _Answer()
-        watching = asyncio.ensure_future(_hang_up_with(receive, writer))
+        leaving = asyncio.ensure_future(hung_up(scope, receive))
         try:
+            await asyncio.sleep(0)  # so that a client that has gone by now is noticed
+            if leaving.done() and not self._named:  # or a session might begin there before that worker has noticed
+                await Response(status_code=CLIENT_GONE)(scope, receive, send)
+                return
             writer.write(_head(scope, len(self._content)) + self._content)
-            while not answer.is_complete:
+            if not self._named:
+                leaving.add_done_callback(lambda _: writer.close())
+            while not answer.has_begun:
                 answer.feed(await reader.read(_CHUNK))
-                for message in answer.take():
-                    await send(message)
+            # What a session is asked for is done, whoever waits for it: only a stream is of no use to others.
+            leaving.add_done_callback(lambda _: writer.close())
+            await answer.send_on(reader, send)
         except (OSError, httptools.HttpParserError):
             if not answer.has_begun:
                 lost: SessionError = DrainingError("The worker that had room for a session has just ended: try again")
@@ -61,14 +68,8 @@ class Relayed(Response):
                 await error_response(lost)(scope, receive, send)
             # Otherwise the server sees an answer without an end, and cuts the connection: the client cannot mistake it.
         finally:
-            watching.cancel()
+            leaving.cancel()
             writer.close()
-
-
-async def _hang_up_with(receive: Receive, writer: asyncio.StreamWriter) -> None:
-    """When the client hangs up, let the other worker see it."""
-    await hung_up(receive)
-    writer.close()
 
 
 def _head(scope: Scope, length: int) -> bytes:
@@ -95,9 +96,15 @@ class _Answer:
             raise ConnectionResetError
         self._parser.feed_data(data)
 
-    def take(self) -> list[dict[str, Any]]:
-        messages, self._messages = self._messages, []
-        return messages
+    async def send_on(self, reader: asyncio.StreamReader, send: Send) -> None:
+        """Send what is there, and the rest as it comes."""
+        while True:
+            messages, self._messages = self._messages, []
+            for message in messages:
+                await send(message)
+            if self.is_complete:
+                return
+            self.feed(await reader.read(_CHUNK))
 
     # What httptools calls.
 

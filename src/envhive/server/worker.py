@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
+import logging
 import os
 import shutil
 import socket
@@ -28,6 +31,12 @@ from envhive.server.workers import ORDERS
 
 _LONGEST_WAIT: Final = 60.0
 """Seconds to wait for the other workers before accepting connections without them."""
+_LOOK_S: Final = 0.5
+"""Seconds between two looks at whether the others still find this worker."""
+_PAUSE_S: Final = 10.0
+"""Seconds before the next, where nothing can be done about it."""
+
+logger: Final = logging.getLogger("envhive.server")
 
 
 class WorkerMoments(Moments):
@@ -37,10 +46,13 @@ class WorkerMoments(Moments):
         self._orders = orders
         self._crew = crew
         self._about = about
+        self._staying: asyncio.Task[None] | None = None
+        self._is_orphan = False
 
     async def before_listening(self, server: uvicorn.Server) -> None:
         receive_parcels(server.server_state.connections)
         self._crew.start()
+        self._staying = asyncio.create_task(self._stay_where_others_look(server))
         # The pipe's other end closes when the supervisor is gone, however it went.
         asyncio.get_running_loop().add_reader(self._orders["lifeline"], self._orphaned, server)
         deadline = time.monotonic() + (_LONGEST_WAIT if self._orders["first"] else 0)
@@ -54,9 +66,44 @@ class WorkerMoments(Moments):
         self._crew.decline()
 
     def stopping(self) -> None:
+        if self._is_orphan:
+            self._give_up_the_port()
+        self._leave_the_folder()
         self._crew.leave()
 
+    async def _stay_where_others_look(self, server: uvicorn.Server) -> None:
+        """If somebody clears out the folder of the sockets, no worker could reach another one any more."""
+        speak = functools.partial(  # as uvicorn makes it
+            server.config.http_protocol_class,  # type: ignore[call-arg]
+            config=server.config,
+            server_state=server.server_state,
+            app_state=server.lifespan.state,
+        )
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if server.started and not self._crew.can_be_found():
+                try:
+                    listener = self._crew.listen_anew()
+                    added = await asyncio.get_running_loop().create_unix_server(speak, sock=listener)
+                except OSError as error:
+                    logger.error("The sockets for other workers are gone, and could not be made again: %s", error)
+                    await asyncio.sleep(_PAUSE_S)
+                else:
+                    server.servers.append(added)
+                    logger.warning("The sockets for other workers were gone, and have been made again")
+
+    def _leave_the_folder(self) -> None:
+        if self._staying is not None:
+            self._staying.cancel()
+
+    def _give_up_the_port(self) -> None:
+        """For all workers: one that C code holds up does not hear that its supervisor is gone, and would keep it."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._orders["listener"])) as listener:
+            listener.shutdown(socket.SHUT_RDWR)
+
     def _orphaned(self, server: uvicorn.Server) -> None:
+        self._is_orphan = True
+        self._leave_the_folder()
         asyncio.get_running_loop().remove_reader(self._orders["lifeline"])
         shutil.rmtree(self._orders["folder"], ignore_errors=True)  # nobody else is left to do it
         server.should_exit = True

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from typing import Any, Final
 from envhive.errors import ConfigurationError
 from envhive.server.leaving import FORCED_EXIT
 from envhive.server.ledger import Ledger
+from envhive.sockets import folder_for_sockets
 
 logger: Final = logging.getLogger("envhive.server")
 
@@ -77,25 +78,26 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until told to stop. Returns the exit code."""
+        folder = str(folder_for_sockets("envhive-", f"{len(self._workers)}.http"))
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        with tempfile.TemporaryDirectory(prefix="envhive-") as folder:
-            try:
+        try:
+            for worker in self._workers:
+                self._start(worker, folder)
+            while not self._stopping:
+                time.sleep(_TICK)
                 for worker in self._workers:
-                    self._start(worker, folder)
-                while not self._stopping:
-                    time.sleep(_TICK)
-                    for worker in self._workers:
-                        self._look_after(worker, folder)
-                return self._end()
-            except ConfigurationError:
-                self._end()
-                raise
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
-                self._ledger.close()
-                for descriptor in self._lifeline:
-                    os.close(descriptor)
+                    self._look_after(worker, folder)
+            return self._end()
+        except ConfigurationError:
+            self._end()
+            raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._ledger.close()
+            for descriptor in self._lifeline:
+                os.close(descriptor)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _stop(self, number: int, frame: Any) -> None:
         """The first signal asks to finish; a second one insists."""
@@ -114,13 +116,18 @@ class Supervisor:
         descriptors |= {"lifeline": self._lifeline[0], "status": status_out}
         orders = {**self._orders, **descriptors, "index": worker.index, "count": len(self._workers), "folder": folder}
         orders["first"] = not self._announced  # then it waits for the others before it accepts connections
-        worker.process = subprocess.Popen(
-            [sys.executable, "-m", "envhive.server.worker"],
-            env={**os.environ, ORDERS: json.dumps(orders)},
-            pass_fds=tuple(descriptors.values()),
-            start_new_session=True,  # Ctrl-C goes to the supervisor, which tells the workers in its own way
-        )
-        os.close(status_out)
+        try:
+            worker.process = subprocess.Popen(
+                [sys.executable, "-m", "envhive.server.worker"],
+                env={**os.environ, ORDERS: json.dumps(orders)},
+                pass_fds=tuple(descriptors.values()),
+                start_new_session=True,  # Ctrl-C goes to the supervisor, which tells the workers in its own way
+            )
+        except OSError:
+            os.close(status_in)
+            raise
+        finally:
+            os.close(status_out)
         worker.status, worker.started_at, worker.ready, worker.said = status_in, time.monotonic(), False, bytearray()
 
     def _look_after(self, worker: Worker, folder: str) -> None:
@@ -191,6 +198,7 @@ class Supervisor:
                 worker.process.send_signal(self._signal)
             else:
                 worker.process.kill()  # it has no sessions yet, and a signal amidst its imports would be a traceback
+        self._listener.close()  # or newcomers would wait for its end when no worker takes them any more
         deadline = time.monotonic() + self._grace_period + _STOP_SLACK
         for process in running:
             try:
