@@ -7,10 +7,11 @@ import errno
 import fcntl
 import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
-from envhive.server.forks import keep_descriptor
+from envhive.server.forks import forget_descriptor, keep_descriptor
 
 _FIRST_PAUSE_S: Final = 20e-6
 _LONGEST_PAUSE_S: Final = 1e-3
@@ -34,6 +35,7 @@ class FileLock:
         except OSError:  # only Linux opens a file anew by its descriptor
             return
         keep_descriptor(self._opened)  # a process that an environment forks would hold it on
+        self._close = weakref.finalize(self, _close, self._opened)
         self._flock: Callable[[int, int], int] = ctypes.PyDLL(None, use_errno=True).flock
 
     def __enter__(self) -> None:
@@ -55,4 +57,9 @@ class FileLock:
 
     def close(self) -> None:
         if self._opened >= 0:
-            os.close(self._opened)
+            self._close()
+
+
+def _close(descriptor: int) -> None:
+    forget_descriptor(descriptor)
+    os.close(descriptor)

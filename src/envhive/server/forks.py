@@ -55,6 +55,11 @@ def keep_descriptor(descriptor: int) -> None:
     _descriptors.add(descriptor)
 
 
+def forget_descriptor(descriptor: int) -> None:
+    """It is closed: its number may come to mean something else."""
+    _descriptors.discard(descriptor)
+
+
 def keep_folder(folder: str) -> None:
     """Sockets of this folder are the server's own."""
     _folders.add(folder)

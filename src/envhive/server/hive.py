@@ -6,10 +6,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
@@ -36,6 +34,7 @@ from envhive.server.instances import Instances
 from envhive.server.layer2 import Extended
 from envhive.server.mcp import About
 from envhive.server.metrics import Metrics
+from envhive.server.newcomers import Newcomers, Way
 from envhive.server.nursery import nursery_for
 from envhive.server.outlet import GOING_AWAY, Outlet
 from envhive.server.overview import Overview
@@ -51,9 +50,6 @@ _LAST_WAIT: Final = 2.0
 """Seconds that cancelled coroutines and `close()` get after the grace period."""
 _HURRIED_WAIT: Final = 0.5
 """The same for a server that was told twice to stop."""
-
-_COMING_S: Final = 0.05
-"""How long a request may take until its session has a place."""
 
 
 class Hive(Overview):
@@ -106,8 +102,7 @@ class Hive(Overview):
         """Where newcomers wait while the server is full."""
         self.stuck: dict[str, Session] = {}
         """Sessions that are over, but whose code could not be stopped and still runs."""
-        self._coming: Counter[int] = Counter()
-        """Newcomers over HTTP who were sent to each worker just now."""
+        self._newcomers = Newcomers()
         self._metadata: bytes | None = None
 
     # Admission.
@@ -231,21 +226,18 @@ class Hive(Overview):
         """Whether another worker, which is at work, has made this session."""
         return self.crew is not None and self.crew.owner_of(session_id) not in (None, self.crew.index)
 
-    def way_to(self, session_id: str | None) -> Path | None:
+    def way_to(self, session_id: str | None) -> Way | None:
         """Where to pass an HTTP request on to: another worker that has its session, or room for a new one."""
         if self.crew is None or self.shared is None:
             return None
-        worker = self._send_newcomer(self.shared) if session_id is None else self.crew.owner_of(session_id)
-        if worker is None or worker == self.crew.index or (session_id is None and not self.crew.reaches(worker)):
+        if session_id is not None:
+            owner = self.crew.owner_of(session_id)
+            return None if owner in (None, self.crew.index) else Way(self.crew.path_for_requests(owner))
+        worker = self.shared.best_worker(self._newcomers.counts)
+        if worker == self.crew.index or not self.crew.reaches(worker):
+            self._newcomers.stay(self.crew.index)
             return None
-        return self.crew.path_for_requests(worker)
-
-    def _send_newcomer(self, places: SharedPlaces) -> int:
-        """The worker for a new session, who counts as having it: of a burst, none has its place yet."""
-        worker = places.best_worker(self._coming)
-        self._coming[worker] += 1
-        asyncio.get_running_loop().call_later(_COMING_S, self._coming.subtract, (worker,))
-        return worker
+        return Way(self.crew.path_for_requests(worker), self._newcomers.send(worker))
 
     def resume(self, session_id: str, token: str, outlet: Outlet, owner: Owner | None) -> Session:
         """The session of a client that lost its connection; raises `SessionNotFoundError`, whatever the reason."""

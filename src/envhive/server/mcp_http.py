@@ -26,6 +26,7 @@ from envhive.server.gate import OWNER, refusal_headers
 from envhive.server.hangups import look_once_more, unless_gone
 from envhive.server.hive import Hive
 from envhive.server.mcp import VERSIONS, as_rpc_error
+from envhive.server.newcomers import Way
 from envhive.server.outlet import TRY_AGAIN_LATER
 from envhive.server.phases import Phase
 from envhive.server.relay import Relayed, is_relayed
@@ -236,7 +237,7 @@ class McpEndpoint:
             guest.conversation = McpSession(guest.session)
         return guest.conversation
 
-    def _way_to(self, request: Request, session_id: str | None) -> Any:
+    def _way_to(self, request: Request, session_id: str | None) -> Way | None:
         return None if is_relayed(request.scope) else self._hive.way_to(session_id)
 
     # OpenEnv's way.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any, Final
 
 import httptools
@@ -13,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from envhive.errors import DrainingError, SessionError, SessionNotFoundError
 from envhive.server.gate import error_response
 from envhive.server.hangups import CLIENT_GONE, hung_up
+from envhive.server.newcomers import Way
 
 _CHUNK: Final = 65536
 _BETWEEN_NEIGHBOURS: Final = frozenset(
@@ -30,16 +30,17 @@ def is_relayed(scope: Scope) -> bool:
 class Relayed(Response):
     """Another worker's answer to a request, as it comes. `named` says whether the request is about a session there."""
 
-    def __init__(self, path: Path, body: bytes, *, named: bool = True) -> None:
+    def __init__(self, way: Way, body: bytes, *, named: bool = True) -> None:
         super().__init__()
-        self._path = path
+        self._way = way
         self._content = body
         self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            reader, writer = await asyncio.open_unix_connection(str(self._path))
+            reader, writer = await asyncio.open_unix_connection(str(self._way.path))
         except OSError:
+            self._way.arrived()  # as far as it will ever get
             gone: SessionError = DrainingError("The worker that had room for a session has just ended: try again")
             if self._named:
                 gone = SessionNotFoundError("The worker that had this session is gone, and the session with it")
@@ -57,6 +58,7 @@ class Relayed(Response):
                 leaving.add_done_callback(lambda _: writer.close())
             while not answer.has_begun:
                 answer.feed(await reader.read(_CHUNK))
+            self._way.arrived()
             # What a session is asked for is done, whoever waits for it: only a stream is of no use to others.
             leaving.add_done_callback(lambda _: writer.close())
             await answer.send_on(reader, send)
@@ -68,6 +70,7 @@ class Relayed(Response):
                 await error_response(lost)(scope, receive, send)
             # Otherwise the server sees an answer without an end, and cuts the connection: the client cannot mistake it.
         finally:
+            self._way.arrived()
             leaving.cancel()
             writer.close()
 
