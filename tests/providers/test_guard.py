@@ -91,6 +91,20 @@ def test_a_starter_that_is_killed_with_all_its_children_leaves_nothing(tmp_path:
     eventually(lambda: (tmp_path / "swept").exists() and not (tmp_path / "inner").exists(), within=20)
 
 
+def test_a_guard_that_was_left_alone_cleans_up_also_for_a_starter_that_stops_it(tmp_path: Path) -> None:
+    """So does an actor of Ray's, for as long as it lives after its children were killed."""
+    (tmp_path / "inner").mkdir()
+    command = [sys.executable, "-c", CHILD]
+    guarded = Guarded(command, tmp_path / "log", remove=tmp_path / "inner", grace_s=1, apart=True)
+    eventually(lambda: tail(tmp_path / "log", 1) != "", within=20)
+    leader = int(tail(tmp_path / "log", 1))
+    guarded._process.kill()
+    guarded.wait(20)
+    assert is_alive(leader)
+    guarded.stop()
+    eventually(lambda: not group_of(leader) and not (tmp_path / "inner").exists(), within=20)
+
+
 def test_a_guard_that_stands_apart_tells_how_its_command_has_ended(tmp_path: Path) -> None:
     guarded = Guarded([sys.executable, "-c", "raise SystemExit(7)"], tmp_path / "log", apart=True)
     assert guarded.wait(20) == 7

@@ -78,8 +78,10 @@ class Guarded:
         hold, self._hold = self._hold, -1
         if hold < 0:
             return
-        with contextlib.suppress(BrokenPipeError):
-            os.write(hold, b".")
+        if self._process.poll() is None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(hold, b".")
+        # Otherwise a guard that stands apart, whose starter was killed before us, removes and sweeps: we are next.
         os.close(hold)
         try:
             self._process.wait(self._grace_s + _SLACK_S)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from envhive.providers.placing import _Place
 
 _LOOK_S: Final = 0.1
+_DYING_S: Final = 0.5
+"""Before it ends an actor, Ray kills its children, while the actor still runs: nothing is to be begun by then."""
 _FRESH_S: Final = 1.0
 _ASK_S: Final = 10.0
 _SLACK_S: Final = 15.0
@@ -77,12 +79,15 @@ class Keeper:
         self._orders = orders
         self._host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._node = f"node {context.get_node_id()[:8]} ({self._host})"
-        self._folder = Path(tempfile.mkdtemp(prefix=f"envhive-{orders.run_id}-"))
+        self._folder = self._new_folder()
         self._report = _Report()
         self._left = threading.Event()
         name = _another(orders.name) if context.was_current_actor_reconstructed else orders.name
         self._thread = threading.Thread(target=self._keep, args=(name,), daemon=True)
         self._thread.start()
+
+    def _new_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix=f"envhive-{self._orders.run_id}-"))
 
     def report(self) -> _Report:
         return self._report
@@ -108,6 +113,11 @@ class Keeper:
                 self._report = _Report(failure=failure)
                 return
             self._report = _Report()
+            if self._left.wait(_DYING_S):
+                return
+            # The guard, if it was left alone, removes its server's folder: the next has one of its own.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = self._new_folder()
             failures = 0 if time.monotonic() - began > _HEALTHY_AFTER_S else failures + 1
             self._left.wait(0.0 if failures <= 1 else min(_LONGEST_PAUSE_S, 0.5 * 2**failures))
             name = _another(self._orders.name)
